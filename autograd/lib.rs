@@ -1,0 +1,1 @@
+//! kumiki's tape: variables, parameters, the reverse walker, gradcheck.

@@ -1,0 +1,1 @@
+//! kumiki's CUDA tier: device, buffers, launches.

@@ -1,0 +1,1 @@
+//! kumiki's models: each paper architecture as one plain struct.

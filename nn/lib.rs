@@ -1,0 +1,1 @@
+//! kumiki's layers, initialisation, optimisers and schedules.

@@ -1,0 +1,1 @@
+//! kumiki's operators: one file each, forward and backward.

@@ -1,0 +1,1 @@
+//! kumiki's tensors: dtype, shape, strided views, storage, random numbers, threads, files.

@@ -1,0 +1,1 @@
+//! kumiki's training: corpora, batches, trainer, logs, experiments.
