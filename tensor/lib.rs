@@ -1,1 +1,3 @@
 //! kumiki's tensors: dtype, shape, strided views, storage, random numbers, threads, files.
+
+pub mod threads;
