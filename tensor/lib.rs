@@ -1,3 +1,25 @@
 //! kumiki's tensors: dtype, shape, strided views, storage, random numbers, threads, files.
+//!
+//! A [`Tensor`] knows nothing of gradients; those are the business of `kumiki-autograd`. Misuse (shapes, dtypes, axes)
+//! panics with a sentence; what comes from outside (files) is a [`Result`].
 
+#[macro_use]
+mod dtype;
+mod error;
+mod fmt;
+mod index;
+mod reduce;
+mod rng;
+pub mod safetensors;
+pub mod shape;
+mod storage;
+mod tensor;
 pub mod threads;
+mod views;
+
+pub use dtype::{DType, Element, bf16};
+pub use error::{Error, Result};
+pub use index::concat;
+pub use rng::{Rng, RngState};
+pub use storage::{MemoryStats, memory_stats, poison_fresh_buffers, release_cached_memory, reset_peak};
+pub use tensor::Tensor;

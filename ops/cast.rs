@@ -1,0 +1,78 @@
+//! `cast`: the same values in another float dtype.
+//!
+//! Forward `y = round(x)`; backward `dx = round(dout)` to the input's dtype. Saves nothing.
+//! Cost: one read and one write of memory.
+
+use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::{DType, Tensor};
+
+use crate::registry::OpCase;
+
+/// `x` rounded to `dtype`, any shape; `x` itself when it has that dtype already.
+///
+/// # Panics
+/// When either dtype is not a float: ids have no gradient ([`Tensor::cast`] converts them).
+#[track_caller]
+pub fn cast(x: &Var, dtype: DType) -> Var {
+    assert!(x.dtype().is_float() && dtype.is_float(), "cast: from {} to {dtype}; both must be floats", x.dtype());
+    if x.dtype() == dtype {
+        return x.clone();
+    }
+    let from = x.dtype();
+    Var::from_op(x.value().cast(dtype), &[x], || CastBackward { from })
+}
+
+struct CastBackward {
+    from: DType,
+}
+
+impl Backward for CastBackward {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![]
+    }
+    fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
+        vec![Some(dout.cast(self.from))]
+    }
+}
+
+/// Runs `f` on inputs of which the BF16 ones are widened to F32, and rounds its result back to BF16 when there were
+/// any: how operators without a BF16 kernel of their own take BF16 operands.
+#[allow(dead_code)] // until the first operator without a BF16 kernel
+pub(crate) fn widened(inputs: &[&Var], f: impl FnOnce(&[Var]) -> Var) -> Var {
+    let narrow = inputs.iter().any(|x| x.dtype() == DType::BF16);
+    let wide: Vec<Var> =
+        inputs.iter().map(|x| if x.dtype() == DType::BF16 { cast(x, DType::F32) } else { (*x).clone() }).collect();
+    let y = f(&wide);
+    if narrow { cast(&y, DType::BF16) } else { y }
+}
+
+pub(crate) fn cases() -> Vec<OpCase> {
+    // Through F32 the differences would only see rounding: what can be proven is that F64 passes unchanged.
+    vec![OpCase::new("cast", "f64 to f64", &[("x", &[3, 4])], |_, v| cast(&v[0], DType::F64))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kumiki_autograd::Tape;
+
+    #[test]
+    fn values_and_gradients_are_rounded() {
+        let tape = Tape::new();
+        let x = tape.leaf(Tensor::from_slice(&[1.0f32, 1.001, -3.0], &[3]));
+        let y = cast(&x, DType::BF16);
+        assert_eq!(y.value().to_f64_vec(), [1.0, 1.0, -3.0]);
+        let grads = tape.backward_from(&[(&y, Tensor::full(DType::BF16, &[3], 0.5))]);
+        let dx = grads.get(&x).unwrap();
+        assert_eq!((dx.dtype(), dx.to_f64_vec()), (DType::F32, vec![0.5; 3]));
+    }
+
+    #[test]
+    #[should_panic(expected = "cast: from i64 to f32; both must be floats")]
+    fn ids_are_refused() {
+        cast(&Var::constant(Tensor::zeros(DType::I64, &[1])), DType::F32);
+    }
+}

@@ -1,0 +1,188 @@
+//! The chain of tests that every operator passes: naive f64 loops → f64 kernel → central differences → strided views
+//! → f32 kernel → bf16.
+
+use kumiki_autograd::{GradCheck, Tape, Var};
+use kumiki_tensor::{DType, Rng, Tensor, poison_fresh_buffers};
+
+/// An operator, its naive reference and the inputs to try both on.
+pub struct Chain<'a> {
+    /// The operator's name, for messages.
+    pub name: &'a str,
+    /// Seed of the upstream gradient; printed on failure.
+    pub seed: u64,
+    /// Names and F64 values of the inputs.
+    pub inputs: Vec<(&'a str, Tensor)>,
+    /// Relative tolerance of f32 against f64, on the scale of the largest value: 2e-5 unless the operator sums much.
+    pub f32_tolerance: f64,
+    /// Relative tolerance of bf16 inputs against f64; `None` when the operator has no BF16 form.
+    pub bf16_tolerance: Option<f64>,
+    /// Whether gradients are compared with differences (slow: for small inputs away from kinks).
+    pub differences: bool,
+}
+
+impl<'a> Chain<'a> {
+    /// A chain on standard normal inputs of the given shapes.
+    pub fn new(name: &'a str, seed: u64, shapes: &[(&'a str, &[usize])]) -> Chain<'a> {
+        poison_fresh_buffers(true);
+        let mut rng = Rng::new(seed).fork(name);
+        let inputs = shapes.iter().map(|(n, shape)| (*n, rng.normal(DType::F64, shape, 0.0, 1.0))).collect();
+        Chain { name, seed, inputs, f32_tolerance: 2e-5, bf16_tolerance: Some(4e-2), differences: true }
+    }
+
+    /// Passes input `index` through `f`, for operators that are not defined or not smooth everywhere.
+    pub fn map_input(mut self, index: usize, f: impl Fn(f64) -> f64) -> Self {
+        let (_, tensor) = &mut self.inputs[index];
+        tensor.make_mut::<f64>().iter_mut().for_each(|x| *x = f(*x));
+        self
+    }
+
+    /// Runs the whole chain; `naive` gets the values of the inputs, row-major, and gives those of the output.
+    ///
+    /// # Panics
+    /// At the first link that does not hold, with operator, seed, shapes and the worst element.
+    #[track_caller]
+    pub fn run(&self, op: impl Fn(&Tape, &[Var]) -> Var, naive: impl Fn(&[Vec<f64>]) -> Vec<f64>) {
+        let values: Vec<Tensor> = self.inputs.iter().map(|(_, t)| t.clone()).collect();
+        let expected = naive(&values.iter().map(Tensor::to_f64_vec).collect::<Vec<_>>());
+        let (y, grads) = self.evaluate(&op, &values);
+        self.close("f64 kernel against naive loops", &y, &expected, 1e-10);
+
+        let views: Vec<Tensor> = values.iter().map(awkward_view).collect();
+        let (y_views, grads_views) = self.evaluate(&op, &views);
+        self.close("strided views", &y_views, &y, 1e-13);
+        self.close_grads("strided views, gradient of", &grads_views, &grads, 1e-12);
+
+        if self.differences {
+            let report =
+                GradCheck { seed: self.seed, max_elements: 60, ..GradCheck::default() }.run(&self.inputs, &[], &op);
+            assert!(
+                report.error() < 1e-6 && report.without_gradient.is_empty(),
+                "{}: gradients differ from differences ({}): {report}",
+                self.name,
+                self.context()
+            );
+        }
+        let lower =
+            std::iter::once((DType::F32, self.f32_tolerance)).chain(self.bf16_tolerance.map(|t| (DType::BF16, t)));
+        for (dtype, tolerance) in lower {
+            // The reference sees the same rounded inputs: what is measured is the kernel, not the rounding before it.
+            let rounded: Vec<Tensor> = values.iter().map(|t| t.cast(dtype)).collect();
+            let exact: Vec<Tensor> = rounded.iter().map(|t| t.cast(DType::F64)).collect();
+            let ((y, grads), (y_exact, grads_exact)) = (self.evaluate(&op, &rounded), self.evaluate(&op, &exact));
+            self.close(&format!("{dtype} kernel"), &y, &y_exact, tolerance);
+            self.close_grads(&format!("{dtype} gradient of"), &grads, &grads_exact, tolerance);
+        }
+    }
+
+    fn context(&self) -> String {
+        let shapes: Vec<String> = self.inputs.iter().map(|(n, t)| format!("{n} {:?}", t.shape())).collect();
+        format!("seed {}, {}", self.seed, shapes.join(", "))
+    }
+
+    /// Output and gradients of all inputs, for an upstream gradient that depends on the seed only.
+    fn evaluate(&self, op: &impl Fn(&Tape, &[Var]) -> Var, values: &[Tensor]) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let tape = Tape::training(Rng::new(self.seed));
+        let leaves: Vec<Var> = values.iter().map(|t| tape.leaf(t.clone())).collect();
+        let y = op(&tape, &leaves);
+        assert!(
+            y.dtype() == values[0].dtype(),
+            "{}: output of {} for inputs of {}",
+            self.name,
+            y.dtype(),
+            values[0].dtype()
+        );
+        let dout = Rng::new(self.seed).fork("upstream").normal(DType::F64, y.shape(), 0.0, 1.0);
+        let grads = tape.backward_from(&[(&y, dout.cast(DType::BF16).cast(y.dtype()))]);
+        let of = |leaf: &Var| {
+            let grad = grads
+                .get(leaf)
+                .unwrap_or_else(|| panic!("{}: an input received no gradient ({})", self.name, self.context()));
+            assert_eq!(grad.shape(), leaf.shape());
+            grad.to_f64_vec()
+        };
+        (y.value().to_f64_vec(), leaves.iter().map(of).collect())
+    }
+
+    #[track_caller]
+    fn close(&self, what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+        if let Some(problem) = difference(got, expected, tolerance) {
+            panic!("{}: {what}: {problem} ({})", self.name, self.context());
+        }
+    }
+
+    #[track_caller]
+    fn close_grads(&self, what: &str, got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) {
+        for ((name, _), (got, expected)) in self.inputs.iter().zip(got.iter().zip(expected)) {
+            self.close(&format!("{what} {name}"), got, expected, tolerance);
+        }
+    }
+}
+
+/// The worst element of `got` that is further from `expected` than `tolerance` times the larger of its own size and a
+/// tenth of the largest expected value; `None` when all are near. NaN is near NaN only, infinities near themselves.
+pub fn difference(got: &[f64], expected: &[f64], tolerance: f64) -> Option<String> {
+    if got.len() != expected.len() {
+        return Some(format!("{} elements, expected {}", got.len(), expected.len()));
+    }
+    let scale = expected.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
+    let error = |(a, b): (&f64, &f64)| {
+        if a == b || (a.is_nan() && b.is_nan()) {
+            0.0
+        } else if a.is_finite() && b.is_finite() {
+            (a - b).abs() / b.abs().max(0.1 * scale).max(f64::MIN_POSITIVE)
+        } else {
+            f64::INFINITY
+        }
+    };
+    let (worst, size) = got.iter().zip(expected).map(error).enumerate().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    // Written so that a NaN error fails.
+    let near = size <= tolerance;
+    (!near).then(|| {
+        format!(
+            "element {worst} is {:.12e}, expected {:.12e}, off by {size:.2e} (tolerance {tolerance:.0e})",
+            got[worst], expected[worst]
+        )
+    })
+}
+
+/// A view with the same elements that is neither contiguous nor starts at 0: the last axis has step 2 inside a larger
+/// tensor full of NaN, and the axes lie in memory in reverse order.
+pub fn awkward_view(x: &Tensor) -> Tensor {
+    if x.rank() == 0 {
+        let mut padded = Tensor::full(x.dtype(), &[3], f64::NAN);
+        padded.add_assign(&Tensor::zeros(x.dtype(), &[3]));
+        return kumiki_tensor::concat(&[&padded, &x.reshape(&[1])], 0).select(0, 3);
+    }
+    let reversed: Vec<usize> = (0..x.rank()).rev().collect();
+    let x = x.permute(&reversed);
+    let mut doubled = x.shape().to_vec();
+    doubled.push(1);
+    let gap = Tensor::full(x.dtype(), &doubled, f64::NAN);
+    let pairs = kumiki_tensor::concat(&[&gap, &x.reshape(&doubled)], doubled.len() - 1);
+    pairs.select(doubled.len() - 1, 1).permute(&reversed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found_and_named() {
+        assert_eq!(difference(&[1.0, f64::NAN, f64::INFINITY], &[1.0, f64::NAN, f64::INFINITY], 1e-9), None);
+        assert!(difference(&[1.0, 2.1], &[1.0, 2.0], 1e-3).unwrap().contains("element 1 is 2.1"));
+        assert!(difference(&[f64::NAN], &[1.0], 1e-3).is_some());
+        assert!(difference(&[1.0], &[f64::NAN], 1e-3).is_some());
+        assert!(difference(&[1.0], &[f64::INFINITY], 1e-3).is_some());
+        assert!(difference(&[1.0], &[], 1e-3).is_some());
+    }
+
+    #[test]
+    fn awkward_views_hold_the_same_elements() {
+        for shape in [&[][..], &[3], &[2, 3], &[1, 4, 2], &[2, 0]] {
+            let x = Rng::new(1).normal(DType::F64, shape, 0.0, 1.0);
+            let y = awkward_view(&x);
+            assert_eq!((y.shape(), y.to_f64_vec()), (shape, x.to_f64_vec()));
+            assert!(shape.len() < 2 || y.is_empty() || !y.is_contiguous());
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The two reductions that accumulation of gradients needs: adding in place, and summing broadcast axes away.
+
+use crate::dtype::Element;
+use crate::tensor::Tensor;
+use crate::threads;
+
+/// Rows that one task of a column sum adds up; fixed, so that the order of sums never depends on threads.
+const ROWS: usize = 128;
+
+impl Tensor {
+    /// `self += other`, elementwise, in place when nobody else holds the storage.
+    ///
+    /// # Panics
+    /// When shapes or dtypes differ.
+    #[track_caller]
+    pub fn add_assign(&mut self, other: &Tensor) {
+        assert!(
+            self.shape() == other.shape() && self.dtype() == other.dtype(),
+            "add_assign: {:?} {} and {:?} {} differ",
+            self.shape(),
+            self.dtype(),
+            other.shape(),
+            other.dtype()
+        );
+        const CHUNK: usize = 16 * 1024;
+        let other = other.contiguous();
+        dispatch!(self.dtype(), E => {
+            let x = other.as_slice::<E>();
+            threads::parallel_chunks_mut(self.make_mut::<E>(), CHUNK, CHUNK, |i, piece| {
+                piece.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, &x)| *y = sum2(*y, x));
+            });
+        });
+    }
+
+    /// `self *= factor`, elementwise.
+    pub fn scale(&mut self, factor: f64) {
+        dispatch!(self.dtype(), E => {
+            self.make_mut::<E>().iter_mut().for_each(|x| *x = E::from_f64(x.to_f64() * factor));
+        });
+    }
+
+    /// Sums the axes along which `shape` broadcasts to this tensor's shape: the adjoint of [`Tensor::expand`].
+    /// Sums are taken in f64, in a fixed order.
+    ///
+    /// # Panics
+    /// When `shape` does not broadcast to this tensor's shape.
+    #[track_caller]
+    pub fn sum_to(&self, shape: &[usize]) -> Tensor {
+        if shape == self.shape() {
+            return self.clone();
+        }
+        let extra = self.rank().checked_sub(shape.len());
+        let fits =
+            extra.is_some_and(|n| shape.iter().zip(&self.shape()[n..]).all(|(&to, &from)| to == from || to == 1));
+        assert!(fits, "sum_to: {shape:?} does not broadcast to {:?}", self.shape());
+        let extra = extra.unwrap_or(0);
+        let (summed, kept): (Vec<usize>, Vec<usize>) =
+            (0..self.rank()).partition(|&axis| axis < extra || shape[axis - extra] != self.shape()[axis]);
+        let order: Vec<usize> = summed.iter().chain(&kept).copied().collect();
+        let rows: usize = summed.iter().map(|&axis| self.shape()[axis]).product();
+        let columns: usize = kept.iter().map(|&axis| self.shape()[axis]).product();
+        let source = self.permute(&order).contiguous(); // [rows, columns]
+        let mut out = Tensor::empty(self.dtype(), shape);
+        dispatch!(self.dtype(), E => {
+            let x = source.as_slice::<E>();
+            let partial = threads::parallel_map(rows.div_ceil(ROWS), ROWS.min(rows) * columns, |i| {
+                let block = &x[i * ROWS * columns..((i + 1) * ROWS).min(rows) * columns];
+                column_sums(block, columns)
+            });
+            let mut total = vec![0f64; columns];
+            for part in &partial {
+                total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
+            }
+            out.as_mut_slice::<E>().iter_mut().zip(&total).for_each(|(y, &t)| *y = E::from_f64(t));
+        });
+        out
+    }
+}
+
+/// The sum of two elements in their own arithmetic: exact for integers, f32 for f32, through f32 for bf16.
+#[inline(always)]
+fn sum2<E: Element>(a: E, b: E) -> E {
+    E::from_f64(a.to_f64() + b.to_f64())
+}
+
+fn column_sums<E: Element>(rows: &[E], columns: usize) -> Vec<f64> {
+    let mut sums = vec![0f64; columns];
+    if columns == 1 {
+        sums[0] = rows.iter().map(|x| x.to_f64()).sum();
+    } else {
+        for row in rows.chunks_exact(columns.max(1)) {
+            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x.to_f64());
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn sum_to_is_the_adjoint_of_expand() {
+        let x = Tensor::from_fn::<f64>(&[2, 3, 4], |i| i as f64);
+        assert_eq!(x.sum_to(&[4]).to_f64_vec(), [60., 66., 72., 78.]);
+        assert_eq!(x.sum_to(&[3, 1]).to_f64_vec(), [6. + 54., 22. + 70., 38. + 86.]);
+        assert_eq!(x.sum_to(&[2, 1, 4]).shape(), [2, 1, 4]);
+        assert_eq!(x.sum_to(&[]).item(), 276.0);
+        assert_eq!(x.sum_to(&[1]).shape(), [1]);
+        assert_eq!(Tensor::zeros(DType::F32, &[0, 3]).sum_to(&[3]).to_f64_vec(), [0.; 3]);
+    }
+
+    #[test]
+    fn add_assign_leaves_sharers_alone() {
+        let mut x = Tensor::ones(DType::F32, &[3]);
+        let y = x.clone();
+        x.add_assign(&Tensor::ones(DType::F32, &[1]).expand(&[3]));
+        assert_eq!((x.to_f64_vec(), y.to_f64_vec()), (vec![2.0; 3], vec![1.0; 3]));
+    }
+}

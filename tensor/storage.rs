@@ -1,0 +1,187 @@
+//! CPU buffers from a pool of size classes, and the byte counters that tests and `bench` read.
+//!
+//! A freed buffer goes back to its class, so that a training step after the first few asks the system for nothing.
+//! Memory is zeroed once, when the system gives it, and afterwards holds old values: it is never uninitialised.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{LazyLock, Mutex};
+
+use crate::dtype::Element;
+
+/// Buffers start on a cache line, which is also the width of the widest SIMD register.
+const ALIGN: usize = 64;
+
+/// What the CPU allocator has done so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Bytes in buffers that tensors hold now.
+    pub live: usize,
+    /// The most `live` has been since the last [`reset_peak`].
+    pub peak: usize,
+    /// Bytes waiting in the pool.
+    pub cached: usize,
+    /// Buffers asked from the system since the start.
+    pub system_allocations: usize,
+}
+
+#[derive(Default)]
+struct Pool {
+    free: HashMap<usize, Vec<NonNull<u8>>>,
+}
+
+// SAFETY: the pool owns the pointed-to memory; nothing else refers to it while it is in the pool.
+unsafe impl Send for Pool {}
+
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+static CACHED: AtomicUsize = AtomicUsize::new(0);
+static SYSTEM: AtomicUsize = AtomicUsize::new(0);
+static POISON: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
+
+/// The counters of the CPU allocator, for all threads together.
+pub fn memory_stats() -> MemoryStats {
+    MemoryStats {
+        live: LIVE.load(Relaxed),
+        peak: PEAK.load(Relaxed),
+        cached: CACHED.load(Relaxed),
+        system_allocations: SYSTEM.load(Relaxed),
+    }
+}
+
+/// Starts a new measurement of the peak from the bytes that are live now.
+pub fn reset_peak() {
+    PEAK.store(LIVE.load(Relaxed), Relaxed);
+}
+
+/// Whether recycled buffers are filled with NaN (integers with -1 or the largest value) before they are handed out,
+/// so that a kernel that reads what it did not write fails its test. On in debug builds; tests turn it on in release.
+pub fn poison_fresh_buffers(on: bool) {
+    POISON.store(on, Relaxed);
+}
+
+/// The class of a request: the next of 1, 1.25, 1.5, 1.75 times a power of two, so that at most a quarter is slack.
+fn size_class(bytes: usize) -> usize {
+    let bytes = bytes.max(ALIGN);
+    let step = (bytes.next_power_of_two() / 8).max(ALIGN);
+    bytes.div_ceil(step) * step
+}
+
+/// An owned block of bytes, aligned to 64, returned to the pool when dropped.
+pub(crate) struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    class: usize,
+}
+
+// SAFETY: a buffer owns its memory exclusively; access follows `&`/`&mut` of the buffer.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of `bytes` bytes with unspecified (but initialised) contents.
+    pub fn new(bytes: usize) -> Buffer {
+        let class = size_class(bytes);
+        let recycled = POOL.lock().expect("pool lock").free.get_mut(&class).and_then(Vec::pop);
+        let start = match recycled {
+            Some(start) => {
+                CACHED.fetch_sub(class, Relaxed);
+                start
+            }
+            None => {
+                SYSTEM.fetch_add(1, Relaxed);
+                let layout = Layout::from_size_align(class, ALIGN).expect("buffer size");
+                // SAFETY: the layout's size is at least ALIGN, hence not zero.
+                NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| {
+                    panic!("out of memory: {class} bytes asked, {} in use by tensors", LIVE.load(Relaxed))
+                })
+            }
+        };
+        let live = LIVE.fetch_add(class, Relaxed) + class;
+        PEAK.fetch_max(live, Relaxed);
+        HIGHEST.fetch_max(live, Relaxed);
+        let mut buffer = Buffer { start, len: bytes, class };
+        if POISON.load(Relaxed) {
+            buffer.as_mut_slice::<u32>(bytes / 4).fill(u32::MAX);
+        }
+        buffer
+    }
+
+    /// The first `count` elements.
+    pub fn as_slice<E: Element>(&self, count: usize) -> &[E] {
+        assert!(count <= self.len / size_of::<E>(), "{count} elements do not fit in {} bytes", self.len);
+        // SAFETY: the memory is initialised, aligned to 64, long enough, and every bit pattern is an E.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<E>(), count) }
+    }
+
+    /// The first `count` elements, to be written.
+    pub fn as_mut_slice<E: Element>(&mut self, count: usize) -> &mut [E] {
+        assert!(count <= self.len / size_of::<E>(), "{count} elements do not fit in {} bytes", self.len);
+        // SAFETY: as in `as_slice`, and `&mut self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<E>(), count) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let live = LIVE.fetch_sub(self.class, Relaxed) - self.class;
+        // Half as much again as the busiest moment: room for classes that are busy at different times, and no more.
+        let highest = HIGHEST.load(Relaxed);
+        if live + CACHED.load(Relaxed) + self.class <= highest + highest / 2
+            && let Ok(mut pool) = POOL.lock()
+        {
+            CACHED.fetch_add(self.class, Relaxed);
+            pool.free.entry(self.class).or_default().push(self.start);
+            return;
+        }
+        // SAFETY: allocated in `new` with this very layout, and no longer referred to.
+        unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.class, ALIGN)) }
+    }
+}
+
+/// Gives the memory that waits in the pool back to the system.
+pub fn release_cached_memory() {
+    let mut pool = POOL.lock().expect("pool lock");
+    for (class, buffers) in pool.free.drain() {
+        for start in buffers {
+            CACHED.fetch_sub(class, Relaxed);
+            // SAFETY: a buffer in the pool was allocated with the layout of its class and nobody refers to it.
+            unsafe { dealloc(start.as_ptr(), Layout::from_size_align_unchecked(class, ALIGN)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_cover_requests_with_little_slack() {
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 12_345_678]) {
+            let class = size_class(bytes);
+            assert!(class >= bytes && class.is_multiple_of(ALIGN));
+            assert!(class <= bytes + (bytes / 4).max(2 * ALIGN), "{bytes} -> {class}");
+            assert_eq!(size_class(class), class);
+        }
+    }
+
+    #[test]
+    fn a_recycled_buffer_is_poisoned_when_asked() {
+        poison_fresh_buffers(true);
+        let bytes = 777_777; // a class that no other test uses
+        let mut first = Buffer::new(bytes);
+        first.as_mut_slice::<f32>(10).fill(1.0);
+        drop(first);
+        assert!(Buffer::new(bytes).as_slice::<f32>(10).iter().all(|x| x.is_nan()));
+    }
+}
