@@ -1,1 +1,15 @@
 //! kumiki's models: each paper architecture as one plain struct.
+//!
+//! A model file reads from top to bottom: configuration, block, forward pass. [`LanguageModel`] puts blocks of one
+//! architecture between a token table and the head tied to it; [`accounting`] says what a model costs.
+
+pub mod accounting;
+mod language_model;
+mod size;
+mod tango;
+mod transformer;
+
+pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
+pub use size::{solve_width, width_error};
+pub use tango::{TangoBlock, TangoConfig};
+pub use transformer::{TransformerBlock, TransformerConfig};

@@ -1,1 +1,29 @@
 //! kumiki's layers, initialisation, optimisers and schedules.
+//!
+//! A layer is a struct with public fields, a `new` that takes its sizes and a generator, and a `forward` that takes the
+//! [`Tape`](kumiki_autograd::Tape) and the input. [`Module`] lists its parameters by name.
+
+mod adamw;
+mod attention;
+mod clip;
+mod init;
+mod kv_cache;
+mod layers;
+mod module;
+mod schedule;
+mod sgd;
+mod swiglu;
+
+pub use adamw::AdamW;
+pub use attention::Attention;
+pub use clip::clip_global_norm;
+pub use init::Init;
+pub use kumiki_autograd::Param;
+pub use kv_cache::KvCache;
+pub use layers::{Embedding, Linear, RmsNorm};
+pub use module::Module;
+#[doc(hidden)]
+pub use module::child_path;
+pub use schedule::{Decay, Schedule};
+pub use sgd::Sgd;
+pub use swiglu::SwiGlu;

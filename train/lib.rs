@@ -1,6 +1,8 @@
 //! kumiki's training: corpora, batches, trainer, logs, experiments.
 
 pub mod batches;
+pub mod checkpoint;
+pub mod compare;
 pub mod corpus;
 mod error;
 pub mod log;
@@ -8,8 +10,11 @@ pub mod math;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;
+pub mod sample;
+pub mod settings;
 pub mod suggest;
 pub mod tokenizer;
+pub mod trainer;
 
 pub use error::{Error, Result};
 

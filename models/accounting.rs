@@ -1,0 +1,101 @@
+//! What a model costs, by formula: parameters and multiply-accumulates of a forward pass.
+
+use crate::language_model::{Architecture, LanguageModelConfig};
+
+/// How the token pairs of an attention are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// All `T·T`, as the papers do.
+    Full,
+    /// The `T(T+1)/2` that are not masked.
+    Causal,
+}
+
+/// Multiply-accumulates of one forward pass over one sequence, by what they are spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Macs {
+    /// Products with weight matrices of the blocks.
+    pub projection: u64,
+    /// Scores and weighted sums over token pairs.
+    pub pair: u64,
+    /// The output head.
+    pub head: u64,
+}
+
+impl Macs {
+    /// All together.
+    pub fn total(&self) -> u64 {
+        self.projection + self.pair + self.head
+    }
+}
+
+/// Parameters of one set of blocks, norms and scales included.
+fn params_per_set(architecture: &Architecture) -> usize {
+    match architecture {
+        Architecture::Tango(c) => {
+            let (d, keys) = (c.d_model, c.heads * c.head_dim);
+            d + 2 * keys * d + 3 * c.gate_width * d + c.heads
+        }
+        Architecture::Transformer(c) => 2 * c.d_model + 4 * c.d_model * c.d_model + 3 * c.d_ff * c.d_model,
+    }
+}
+
+/// Distinct parameters of the blocks.
+pub fn block_params(architecture: &Architecture) -> usize {
+    let sets = if architecture.tied() { 1 } else { architecture.applications() };
+    sets * params_per_set(architecture)
+}
+
+/// Distinct parameters of a model: blocks, token table, last norm.
+pub fn total_params(config: &LanguageModelConfig) -> usize {
+    let d = config.architecture.d_model();
+    block_params(&config.architecture) + config.n_vocab * d + d
+}
+
+/// As [`total_params`], or `None` when the sizes are so large that the count overflows: for sizes from a file.
+pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
+    let sizes: &[usize] = match &config.architecture {
+        Architecture::Tango(c) => &[c.d_model, c.heads, c.head_dim, c.gate_width, c.applications],
+        Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
+    };
+    // No count below multiplies more than two sizes and a small number with the applications.
+    let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| size < 1 << 26) && config.architecture.applications() < 1 << 8;
+    plausible.then(|| total_params(config))
+}
+
+/// Multiply-accumulates of a forward pass over `seq` tokens. Norms, rotations and elementwise work are not counted.
+pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> Macs {
+    let (d, l, t) = (config.architecture.d_model() as u64, config.architecture.applications() as u64, seq as u64);
+    let (matrices, pair_width) = match &config.architecture {
+        Architecture::Tango(c) => {
+            let (keys, e) = ((c.heads * c.head_dim) as u64, c.gate_width as u64);
+            (2 * keys * d + 3 * e * d, keys + e)
+        }
+        Architecture::Transformer(c) => (4 * d * d + 3 * c.d_ff as u64 * d, 2 * d),
+    };
+    let counted = match pairs {
+        Pairs::Full => t * t,
+        Pairs::Causal => t * (t + 1) / 2,
+    };
+    Macs { projection: l * t * matrices, pair: l * counted * pair_width, head: t * d * config.n_vocab as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TangoConfig, TransformerConfig};
+
+    #[test]
+    fn the_papers_macs_come_out() {
+        let tango =
+            TangoConfig { d_model: 512, heads: 16, head_dim: 32, gate_width: 28_496, applications: 4, tied: true, rope_base: 1e4 };
+        let transformer =
+            TransformerConfig { d_model: 512, heads: 8, d_ff: 28_158, applications: 4, tied: true, rope_base: 1e4 };
+        for (architecture, paper) in [(Architecture::Tango(tango), 9.44e12), (Architecture::Transformer(transformer), 1.94e12)] {
+            let config = LanguageModelConfig { n_vocab: 50_257, architecture };
+            let total = macs(&config, 8192, Pairs::Full).total() as f64;
+            assert!((total / paper - 1.0).abs() < 0.005, "{total:e} against {paper:e}");
+            assert!((block_params(&config.architecture) as f64 / 44.3e6 - 1.0).abs() < 0.001);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! [`LanguageModel`]: a token table, blocks of one architecture, a norm, and the head tied to the table.
+
+use kumiki_autograd::{Tape, Var, checkpoint};
+use kumiki_nn::{Embedding, Init, KvCache, Module, RmsNorm};
+use kumiki_ops as ops;
+use kumiki_tensor::{DType, Error, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::tango::{TangoBlock, TangoConfig};
+use crate::transformer::{TransformerBlock, TransformerConfig};
+
+/// Targets with this id do not count in the loss.
+pub const IGNORE: i64 = -1;
+
+/// An architecture with its sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum Architecture {
+    /// Cross-token gated residual.
+    Tango(TangoConfig),
+    /// Attention and SwiGLU.
+    Transformer(TransformerConfig),
+}
+
+/// Everything that determines a model but its parameters' values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LanguageModelConfig {
+    /// Number of token ids.
+    pub n_vocab: usize,
+    /// The blocks.
+    pub architecture: Architecture,
+}
+
+impl Architecture {
+    /// What is wrong with the sizes, if anything.
+    ///
+    /// # Errors
+    /// A sentence naming the field, what was expected and what was found.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Architecture::Tango(c) => c.check(),
+            Architecture::Transformer(c) => c.check(),
+        }
+        .map_err(Error::new)
+    }
+
+    /// Model width D.
+    pub fn d_model(&self) -> usize {
+        match self {
+            Architecture::Tango(c) => c.d_model,
+            Architecture::Transformer(c) => c.d_model,
+        }
+    }
+
+    /// Block applications L.
+    pub fn applications(&self) -> usize {
+        match self {
+            Architecture::Tango(c) => c.applications,
+            Architecture::Transformer(c) => c.applications,
+        }
+    }
+
+    /// Whether all applications share one set of parameters.
+    pub fn tied(&self) -> bool {
+        match self {
+            Architecture::Tango(c) => c.tied,
+            Architecture::Transformer(c) => c.tied,
+        }
+    }
+
+    fn block(&self, init: &Init) -> Block {
+        match self {
+            Architecture::Tango(c) => Block::Tango(TangoBlock::new(c, init)),
+            Architecture::Transformer(c) => Block::Transformer(TransformerBlock::new(c, init)),
+        }
+    }
+}
+
+/// One set of a block's parameters, of some architecture.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // a handful per model; boxing would only make them harder to read
+pub enum Block {
+    /// See [`TangoBlock`].
+    Tango(TangoBlock),
+    /// See [`TransformerBlock`].
+    Transformer(TransformerBlock),
+}
+
+impl Block {
+    /// `h [B, T, D]` to the same. With a cache the tokens continue those in it.
+    #[track_caller]
+    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut KvCache>) -> Var {
+        match self {
+            Block::Tango(b) => b.forward(tape, h, cache),
+            Block::Transformer(b) => b.forward(tape, h, cache),
+        }
+    }
+}
+
+impl Module for Block {
+    fn visit<'a>(&'a self, path: &str, out: &mut Vec<(String, &'a kumiki_autograd::Param)>) {
+        match self {
+            Block::Tango(b) => b.visit(path, out),
+            Block::Transformer(b) => b.visit(path, out),
+        }
+    }
+    fn visit_mut<'a>(&'a mut self, path: &str, out: &mut Vec<(String, &'a mut kumiki_autograd::Param)>) {
+        match self {
+            Block::Tango(b) => b.visit_mut(path, out),
+            Block::Transformer(b) => b.visit_mut(path, out),
+        }
+    }
+}
+
+/// What decoding keeps of the tokens so far: one cache per block application.
+#[derive(Clone, Debug)]
+pub struct DecodeCache {
+    applications: Vec<KvCache>,
+}
+
+impl DecodeCache {
+    /// The number of tokens held.
+    pub fn len(&self) -> usize {
+        self.applications.first().map_or(0, KvCache::len)
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the keys and values held.
+    pub fn byte_len(&self) -> usize {
+        self.applications.iter().map(KvCache::byte_len).sum()
+    }
+}
+
+/// A decoder-only language model.
+#[derive(Clone, Debug)]
+pub struct LanguageModel {
+    /// What it was made from.
+    pub config: LanguageModelConfig,
+    /// Token table and head, `[n_vocab, D]`.
+    pub embedding: Embedding,
+    /// One block when tied, else one per application.
+    pub blocks: Vec<Block>,
+    /// Before the head, `[D]`.
+    pub norm_out: RmsNorm,
+    /// Whether every block application is recomputed in the backward instead of saved: less memory, more time.
+    pub checkpoint_activations: bool,
+}
+kumiki_nn::module!(LanguageModel { embedding, blocks, norm_out });
+
+impl LanguageModel {
+    /// A model with fresh parameters of `dtype`, drawn from `seed`; the table has standard deviation 0.02.
+    ///
+    /// # Errors
+    /// When the sizes do not fit together.
+    pub fn new(config: &LanguageModelConfig, seed: u64, dtype: DType) -> Result<LanguageModel> {
+        config.architecture.check()?;
+        if config.n_vocab == 0 {
+            return Err(Error::new("n_vocab must be positive, found 0"));
+        }
+        let init = Init::new(seed, dtype);
+        let sets = if config.architecture.tied() { 1 } else { config.architecture.applications() };
+        let d_model = config.architecture.d_model();
+        Ok(LanguageModel {
+            embedding: Embedding::new(config.n_vocab, d_model, 0.02, &init.of("embedding")),
+            blocks: (0..sets).map(|i| config.architecture.block(&init.of(format!("blocks.{i}")))).collect(),
+            norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
+            config: config.clone(),
+            checkpoint_activations: false,
+        })
+    }
+
+    /// The distinct trainable values without the token table.
+    pub fn block_param_count(&self) -> usize {
+        self.blocks.param_count()
+    }
+
+    /// Tokens `[B, T]` to the normed last hidden state `[B, T, D]`.
+    #[track_caller]
+    pub fn hidden(&self, tape: &Tape, tokens: &Tensor, mut cache: Option<&mut DecodeCache>) -> Var {
+        assert!(tokens.rank() == 2, "language model: tokens must be [B, T], got {:?}", tokens.shape());
+        let mut h = self.embedding.forward(tape, tokens);
+        for i in 0..self.config.architecture.applications() {
+            let block = &self.blocks[i % self.blocks.len()];
+            h = match cache.as_deref_mut() {
+                Some(cache) => block.forward(tape, &h, Some(&mut cache.applications[i])),
+                None if self.checkpoint_activations && tape.is_recording() => {
+                    let block = block.clone();
+                    checkpoint(tape, &[&h], move |tape, h| block.forward(tape, &h[0], None))
+                }
+                None => block.forward(tape, &h, None),
+            };
+        }
+        self.norm_out.forward(tape, &h)
+    }
+
+    /// Tokens `[B, T]` to logits `[B, T, n_vocab]`.
+    #[track_caller]
+    pub fn logits(&self, tape: &Tape, tokens: &Tensor) -> Var {
+        let hidden = self.hidden(tape, tokens, None);
+        ops::linear(&hidden, &tape.param(&self.embedding.weight))
+    }
+
+    /// Mean cross-entropy, in nats per token, of `targets [B, T]` given `tokens [B, T]`; targets of [`IGNORE`] do not
+    /// count. The logits are never held all at once.
+    #[track_caller]
+    pub fn loss(&self, tape: &Tape, tokens: &Tensor, targets: &Tensor) -> Var {
+        let hidden = self.hidden(tape, tokens, None);
+        ops::cross_entropy_from_hidden(&hidden, &tape.param(&self.embedding.weight), targets, IGNORE)
+    }
+
+    /// As [`LanguageModel::loss`], summed over the targets that count: for token-weighted means over several batches.
+    #[track_caller]
+    pub fn loss_sum(&self, tape: &Tape, tokens: &Tensor, targets: &Tensor) -> Var {
+        let hidden = self.hidden(tape, tokens, None);
+        ops::cross_entropy_from_hidden_sum(&hidden, &tape.param(&self.embedding.weight), targets, IGNORE)
+    }
+
+    /// The cross-entropy of every target, `[B, T]`; 0 where a target does not count. For evaluation: no gradient.
+    #[track_caller]
+    pub fn loss_rows(&self, tape: &Tape, tokens: &Tensor, targets: &Tensor) -> Tensor {
+        let hidden = self.hidden(tape, tokens, None).detach();
+        let head = Var::constant(tape.param(&self.embedding.weight).into_value());
+        ops::cross_entropy_rows(&ops::linear(&hidden, &head), targets, IGNORE).into_value()
+    }
+
+    /// An empty cache for [`LanguageModel::next_logits`].
+    pub fn new_cache(&self) -> DecodeCache {
+        DecodeCache { applications: vec![KvCache::new(); self.config.architecture.applications()] }
+    }
+
+    /// Feeds the tokens `[B, T]` that follow those in the cache, and gives the logits `[B, n_vocab]` after the last.
+    ///
+    /// # Panics
+    /// Without tokens.
+    #[track_caller]
+    pub fn next_logits(&self, tokens: &Tensor, cache: &mut DecodeCache) -> Tensor {
+        assert!(tokens.rank() == 2 && tokens.dim(1) > 0, "next_logits: tokens must be [B, T > 0], got {:?}", tokens.shape());
+        let tape = Tape::inference();
+        let hidden = self.hidden(&tape, tokens, Some(cache));
+        let last = Var::constant(hidden.value().select(1, tokens.dim(1) - 1));
+        ops::linear(&last, &tape.param(&self.embedding.weight)).into_value()
+    }
+}

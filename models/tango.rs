@@ -1,0 +1,124 @@
+//! TANGO: a block whose residual is a gate aggregated over the earlier tokens, times a value of the token itself.
+//!
+//! ```text
+//! x = n(h);  q = W_q x, k = W_k x  (H heads of K);  g = SiLU(W_g x), v = W_v x  (E = H·G)
+//! h⁺ = h + W_o( ḡ ⊙ v ),   ḡ_i = Σ_{j<=i} softmax_j(tau_h q̂_i·k̂_j) g_j
+//! ```
+//!
+//! The block is tied: one set of parameters, applied L times; `tied: false` gives every application its own.
+//! Source: TANGO, cross-token gated residual (2026).
+
+use kumiki_autograd::{Param, Tape, Var};
+use kumiki_nn::{Init, KvCache, Linear, RmsNorm, module};
+use kumiki_ops as ops;
+use serde::{Deserialize, Serialize};
+
+/// The sizes of a TANGO stack.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TangoConfig {
+    /// Model width D.
+    pub d_model: usize,
+    /// Heads H.
+    pub heads: usize,
+    /// Key width of a head, K.
+    pub head_dim: usize,
+    /// Gate width of all heads together, E; a multiple of H.
+    pub gate_width: usize,
+    /// Block applications L.
+    pub applications: usize,
+    /// Whether all applications share one set of parameters.
+    pub tied: bool,
+    /// Base of the rotary angles.
+    pub rope_base: f64,
+}
+
+impl TangoConfig {
+    /// What is wrong with the sizes, if anything.
+    ///
+    /// # Errors
+    /// A sentence naming the field, what was expected and what was found.
+    pub fn check(&self) -> Result<(), String> {
+        let zero = [
+            ("d_model", self.d_model),
+            ("heads", self.heads),
+            ("head_dim", self.head_dim),
+            ("gate_width", self.gate_width),
+            ("applications", self.applications),
+        ];
+        if let Some((name, _)) = zero.iter().find(|(_, v)| *v == 0) {
+            return Err(format!("tango: {name} must be positive, found 0"));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(format!("tango: head_dim must be even for rotary positions, found {}", self.head_dim));
+        }
+        if !self.gate_width.is_multiple_of(self.heads) {
+            return Err(format!("tango: gate_width must be a multiple of heads={}, found {}", self.heads, self.gate_width));
+        }
+        Ok(())
+    }
+}
+
+/// One set of a block's parameters.
+#[derive(Clone, Debug)]
+pub struct TangoBlock {
+    /// `[D]`.
+    pub norm: RmsNorm,
+    /// `[H·K, D]`.
+    pub wq: Linear,
+    /// `[H·K, D]`.
+    pub wk: Linear,
+    /// Gate, `[E, D]`.
+    pub wg: Linear,
+    /// Value, `[E, D]`.
+    pub wv: Linear,
+    /// `[D, E]`.
+    pub wo: Linear,
+    /// Logarithm of each head's inverse temperature, `[H]`.
+    pub log_tau: Param,
+    /// Heads H.
+    pub heads: usize,
+    /// Base of the rotary angles.
+    pub rope_base: f64,
+}
+module!(TangoBlock { norm, wq, wk, wg, wv, wo, log_tau });
+
+impl TangoBlock {
+    /// Fresh parameters: `1/sqrt(fan_in)`, the output's over `sqrt(2L)`; `tau` = 8.
+    pub fn new(config: &TangoConfig, init: &Init) -> TangoBlock {
+        let &TangoConfig { d_model: d, heads, head_dim, gate_width: e, applications, rope_base, .. } = config;
+        TangoBlock {
+            norm: RmsNorm::new(d, &init.of("norm")),
+            wq: Linear::new(d, heads * head_dim, 1.0, &init.of("wq")),
+            wk: Linear::new(d, heads * head_dim, 1.0, &init.of("wk")),
+            wg: Linear::new(d, e, 1.0, &init.of("wg")),
+            wv: Linear::new(d, e, 1.0, &init.of("wv")),
+            wo: Linear::new(e, d, 1.0 / (2.0 * applications as f64).sqrt(), &init.of("wo")),
+            log_tau: init.of("log_tau").full(&[heads], 8f64.ln()),
+            heads,
+            rope_base,
+        }
+    }
+
+    /// `h [B, T, D]` to the same. With a cache the tokens continue those in it.
+    #[track_caller]
+    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut KvCache>) -> Var {
+        let (b, t) = (h.dim(0), h.dim(1));
+        let start = cache.as_ref().map_or(0, |c| c.len());
+        let heads = |y: Var| ops::reshape(&y, &[b, t, self.heads, y.dim(2) / self.heads]);
+        let x = self.norm.forward(tape, h);
+        // Rotation keeps norms, so that it may come before the normalisation inside of the operator.
+        let q = ops::rope(&heads(self.wq.forward(tape, &x)), self.rope_base, start); // [B, T, H, K]
+        let mut k = ops::rope(&heads(self.wk.forward(tape, &x)), self.rope_base, start); // [B, T, H, K]
+        let mut g = heads(ops::silu(&self.wg.forward(tape, &x))); // [B, T, H, G]
+        let v = self.wv.forward(tape, &x); // [B, T, E]
+        if let Some(cache) = cache {
+            let (keys, gates) = cache.append(k.value(), g.value());
+            (k, g) = (Var::constant(keys), Var::constant(gates));
+        }
+        let tau = ops::exp(&tape.param(&self.log_tau));
+        let gate = ops::gate_aggregate(&q, &k, &g, &tau); // [B, T, H, G]
+        let gated = ops::mul(&ops::reshape(&gate, v.shape()), &v);
+        ops::add(h, &self.wo.forward(tape, &gated))
+    }
+}

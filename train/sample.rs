@@ -1,0 +1,160 @@
+//! Choosing the next token, and generating text token by token.
+
+use kumiki_models::LanguageModel;
+use kumiki_tensor::{Rng, Tensor};
+
+use crate::{Error, Result};
+
+/// How a token is chosen from the logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by this; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Only the `top_k` most likely tokens; 0 for all.
+    pub top_k: usize,
+    /// Only the most likely tokens that together reach this probability; 1 for all.
+    pub top_p: f64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { temperature: 0.8, top_k: 0, top_p: 1.0 }
+    }
+}
+
+impl Sampling {
+    /// What is wrong with the settings, if anything.
+    ///
+    /// # Errors
+    /// A sentence naming the setting, its range and what was found.
+    pub fn check(&self) -> Result<()> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return Err(Error::new(format!("temperature must be 0 (greedy) or more, found {}", self.temperature)));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::new(format!("top-p must be above 0 and at most 1, found {}", self.top_p)));
+        }
+        Ok(())
+    }
+
+    /// A token for `logits`; of several that are most likely the first.
+    ///
+    /// # Errors
+    /// When no logit is a number, or one is positive infinity or NaN: a model that has diverged.
+    pub fn choose(&self, logits: &[f64], rng: &mut Rng) -> Result<usize> {
+        if let Some(bad) = logits.iter().position(|x| x.is_nan() || *x == f64::INFINITY) {
+            return Err(Error::new(format!("the model gives a logit of {} for token {bad}; it has diverged", logits[bad])));
+        }
+        // Most likely first; the stable sort keeps the lower id first among equals.
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let Some(&best) = order.first().filter(|&&i| logits[i] > f64::NEG_INFINITY) else {
+            return Err(Error::new(format!("none of the {} logits is a number", logits.len())));
+        };
+        if self.temperature == 0.0 {
+            return Ok(best);
+        }
+        if self.top_k > 0 {
+            order.truncate(self.top_k);
+        }
+        // Shifted by the largest: whatever the temperature, the first weight is 1 and none overflows.
+        let weights: Vec<f64> = order.iter().map(|&i| ((logits[i] - logits[best]) / self.temperature).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut kept = 0.0;
+        let mut count = 0;
+        while count < weights.len() && (count == 0 || kept < self.top_p * total) {
+            kept += weights[count];
+            count += 1;
+        }
+        let mut left = rng.next_f64() * kept;
+        for (&token, &weight) in order[..count].iter().zip(&weights) {
+            left -= weight;
+            if left < 0.0 {
+                return Ok(token);
+            }
+        }
+        Ok(order[count - 1])
+    }
+}
+
+/// Continues `prompt` by up to `count` tokens, calling `emit` with each; it returns whether to go on.
+///
+/// # Errors
+/// When the prompt is empty or holds an id that the model does not have, or as [`Sampling::choose`] does.
+pub fn generate(
+    model: &LanguageModel,
+    prompt: &[i64],
+    count: usize,
+    sampling: &Sampling,
+    rng: &mut Rng,
+    mut emit: impl FnMut(i64) -> Result<bool>,
+) -> Result<()> {
+    sampling.check()?;
+    let n_vocab = model.config.n_vocab as i64;
+    if prompt.is_empty() {
+        return Err(Error::new("the prompt is empty; at least one token is needed to continue from"));
+    }
+    if let Some(bad) = prompt.iter().find(|id| !(0..n_vocab).contains(id)) {
+        return Err(Error::new(format!("the prompt holds token {bad}; the model knows 0 to {}", n_vocab - 1)));
+    }
+    let mut cache = model.new_cache();
+    let mut next = prompt.to_vec();
+    for _ in 0..count {
+        let logits = model.next_logits(&Tensor::from_slice(&next, &[1, next.len()]), &mut cache);
+        let token = sampling.choose(&logits.to_f64_vec(), rng)? as i64;
+        if !emit(token)? {
+            break;
+        }
+        next = vec![token];
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f64; 4] = [0.0, 2.0, 1.0, 2.0];
+
+    fn seen(sampling: Sampling) -> Vec<usize> {
+        let mut rng = Rng::new(1);
+        let mut counts = vec![0; LOGITS.len()];
+        (0..4000).for_each(|_| counts[sampling.choose(&LOGITS, &mut rng).unwrap()] += 1);
+        counts
+    }
+
+    #[test]
+    fn case_40_temperature_zero_is_greedy_and_top_k_is_clamped() {
+        let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
+        assert_eq!(seen(greedy), [0, 4000, 0, 0]);
+        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0 };
+        assert!(seen(all).iter().all(|&n| n > 100), "{:?}", seen(all));
+        assert_eq!(seen(Sampling { top_k: 1000, ..all }), seen(all));
+        assert_eq!(seen(Sampling { top_k: 1, ..all }), [0, 4000, 0, 0]);
+        assert_eq!(seen(Sampling { top_k: 0, temperature: 1e-300, ..all })[0], 0);
+    }
+
+    #[test]
+    fn frequencies_follow_temperature_and_top_p() {
+        let counts = seen(Sampling { temperature: 2.0, top_k: 0, top_p: 1.0 });
+        let weights: Vec<f64> = LOGITS.iter().map(|x| (x / 2.0).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for (n, w) in counts.iter().zip(&weights) {
+            assert!((*n as f64 / 4000.0 - w / total).abs() < 0.03, "{counts:?}");
+        }
+        let nucleus = seen(Sampling { temperature: 1.0, top_k: 0, top_p: 0.6 });
+        assert!(nucleus[0] == 0 && nucleus[2] == 0 && nucleus[1] > 1500 && nucleus[3] > 1500, "{nucleus:?}");
+    }
+
+    #[test]
+    fn bad_settings_and_logits_are_sentences() {
+        let mut rng = Rng::new(1);
+        let plain = Sampling::default();
+        assert!(plain.choose(&[0.0, f64::NAN], &mut rng).unwrap_err().to_string().contains("diverged"));
+        assert!(plain.choose(&[f64::NEG_INFINITY; 2], &mut rng).unwrap_err().to_string().contains("none of the 2 logits"));
+        assert_eq!(plain.choose(&[f64::NEG_INFINITY, -1e308], &mut rng).unwrap(), 1);
+        for bad in [Sampling { temperature: -1.0, ..plain }, Sampling { temperature: f64::NAN, ..plain }, Sampling { top_p: 0.0, ..plain }, Sampling { top_p: 1.5, ..plain }] {
+            assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Settings of a run: what the presets fix and what a user may change, by option or by configuration file.
+
+use kumiki_models::{Architecture, LanguageModelConfig, TangoConfig, TransformerConfig, solve_width};
+use kumiki_nn::{Decay, Schedule};
+use kumiki_tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::suggest::unknown;
+use crate::trainer::StepConfig;
+use crate::{Error, Result};
+
+/// The models that can be trained, by name.
+pub const MODELS: [&str; 3] = ["tango", "recurrent", "untied"];
+
+/// The presets, by name, from seconds to weeks.
+pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
+
+/// Everything about a run but its data and the model's name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Model width D.
+    pub d_model: usize,
+    /// Heads of TANGO.
+    pub heads: usize,
+    /// Key width of TANGO's heads.
+    pub head_dim: usize,
+    /// Heads of the Transformer++.
+    pub transformer_heads: usize,
+    /// Block applications L.
+    pub blocks: usize,
+    /// Distinct parameters outside of the token table; each model's free width is solved for it.
+    pub params: usize,
+    /// Sequence length T.
+    pub seq: usize,
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Batches per optimiser step.
+    pub accumulate: usize,
+    /// Optimiser steps.
+    pub steps: u64,
+    /// Highest learning rate.
+    pub lr: f64,
+    /// The rate at the end, as a part of the highest.
+    pub lr_floor: f64,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// `cosine`, `linear`, `wsd` (a line over the last fifth) or `constant`.
+    pub schedule: String,
+    /// AdamW's decay of parameters of rank 2 and more.
+    pub weight_decay: f64,
+    /// The largest global gradient norm.
+    pub clip: f64,
+    /// Seed of initial values, batch order and masks.
+    pub seed: u64,
+    /// Steps between evaluations; 0 evaluates only at the end.
+    pub eval_every: u64,
+    /// Target tokens of an evaluation.
+    pub eval_tokens: u64,
+    /// The part of a text, at its end, that is held out.
+    pub val_fraction: f64,
+    /// `f32` or `f64`.
+    pub dtype: String,
+    /// Recompute block applications in the backward instead of saving them.
+    pub checkpoint_activations: bool,
+}
+
+impl Default for Settings {
+    /// The preset `tiny`.
+    fn default() -> Settings {
+        Settings {
+            d_model: 128,
+            heads: 4,
+            head_dim: 32,
+            transformer_heads: 4,
+            blocks: 4,
+            params: 400_000,
+            seq: 256,
+            batch: 16,
+            accumulate: 1,
+            steps: 250,
+            lr: 3e-3,
+            lr_floor: 0.1,
+            warmup: 25,
+            schedule: "cosine".into(),
+            weight_decay: 0.1,
+            clip: 1.0,
+            seed: 0,
+            eval_every: 50,
+            eval_tokens: 65_536,
+            val_fraction: crate::corpus::VAL_FRACTION,
+            dtype: "f32".into(),
+            checkpoint_activations: false,
+        }
+    }
+}
+
+impl Settings {
+    /// The settings of a preset.
+    ///
+    /// # Errors
+    /// Names the nearest preset when there is none of that name.
+    pub fn preset(name: &str) -> Result<Settings> {
+        let tiny = Settings::default();
+        Ok(match name {
+            "nano" => Settings {
+                d_model: 32,
+                heads: 2,
+                head_dim: 16,
+                transformer_heads: 2,
+                blocks: 2,
+                params: 20_000,
+                seq: 64,
+                batch: 8,
+                steps: 20,
+                warmup: 4,
+                eval_every: 10,
+                eval_tokens: 2048,
+                ..tiny
+            },
+            "tiny" => tiny,
+            "small" => Settings {
+                d_model: 256,
+                heads: 8,
+                transformer_heads: 8,
+                params: 5_000_000,
+                seq: 512,
+                steps: 2000,
+                lr: 1.5e-3,
+                warmup: 100,
+                eval_every: 200,
+                eval_tokens: 262_144,
+                ..tiny
+            },
+            "paper" => Settings {
+                d_model: 512,
+                heads: 16,
+                transformer_heads: 8,
+                params: 44_300_000,
+                seq: 8192,
+                batch: 4,
+                accumulate: 8,
+                steps: 20_000,
+                lr: 6e-4,
+                warmup: 1000,
+                eval_every: 1000,
+                eval_tokens: 1_048_576,
+                checkpoint_activations: true,
+                ..tiny
+            },
+            other => return Err(Error::new(unknown("preset", other, &PRESETS))),
+        })
+    }
+
+    /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
+    ///
+    /// # Errors
+    /// Names the nearest model when there is none of that name; says what does not fit.
+    pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
+        let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
+        let transformer = |tied| {
+            let heads = self.transformer_heads;
+            Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
+        };
+        let architecture = match name {
+            "tango" => {
+                let (heads, head_dim) = (self.heads, self.head_dim);
+                Architecture::Tango(TangoConfig { d_model, heads, head_dim, gate_width: heads, applications, tied: true, rope_base })
+            }
+            "recurrent" => transformer(true),
+            "untied" => transformer(false),
+            other => return Err(Error::new(unknown("model", other, &MODELS))),
+        };
+        let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
+        architecture.check().map_err(failed)?;
+        Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
+    }
+
+    /// What an optimiser step does.
+    ///
+    /// # Errors
+    /// When a number is out of its range or the schedule has no such name.
+    pub fn step_config(&self) -> Result<StepConfig> {
+        let positive = [("lr", self.lr), ("clip", self.clip)];
+        if let Some((name, value)) = positive.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+            return Err(Error::new(format!("{name} must be a positive number, found {value}")));
+        }
+        if !(0.0..=1.0).contains(&self.lr_floor) {
+            return Err(Error::new(format!("lr_floor must be between 0 and 1, found {}", self.lr_floor)));
+        }
+        if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
+            return Err(Error::new(format!("weight_decay must be 0 or more, found {}", self.weight_decay)));
+        }
+        if self.steps == 0 {
+            return Err(Error::new("steps must be at least 1, found 0"));
+        }
+        let decay = match self.schedule.as_str() {
+            "cosine" => Decay::Cosine,
+            "linear" => Decay::Linear,
+            "wsd" => Decay::Wsd { decay_steps: self.steps.div_ceil(5) },
+            "constant" => Decay::Constant,
+            other => return Err(Error::new(unknown("schedule", other, &["cosine", "linear", "wsd", "constant"]))),
+        };
+        let schedule = Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
+        Ok(StepConfig { schedule, weight_decay: self.weight_decay, clip: self.clip, accumulate: self.accumulate })
+    }
+
+    /// The dtype of parameters and arithmetic.
+    ///
+    /// # Errors
+    /// When it is not one that training supports.
+    pub fn dtype(&self) -> Result<DType> {
+        match self.dtype.as_str() {
+            "f32" => Ok(DType::F32),
+            "f64" => Ok(DType::F64),
+            other => Err(Error::new(unknown("dtype", other, &["f32", "f64"]))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kumiki_models::width_error;
+
+    #[test]
+    fn every_preset_gives_every_model_the_same_size() {
+        for preset in PRESETS {
+            let settings = Settings::preset(preset).unwrap();
+            settings.step_config().unwrap();
+            for model in MODELS {
+                let config = settings.model(model, 256).unwrap();
+                let error = width_error(&config.architecture, settings.params);
+                assert!(error < if preset == "nano" { 0.02 } else { 0.01 }, "{preset} {model}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn misspelt_names_are_answered_with_the_nearest() {
+        let settings = Settings::default();
+        for (error, hint) in [
+            (Settings::preset("tinny").unwrap_err(), "did you mean `tiny`"),
+            (settings.model("tangoo", 256).unwrap_err(), "did you mean `tango`"),
+            (Settings { schedule: "cosin".into(), ..settings.clone() }.step_config().unwrap_err(), "did you mean `cosine`"),
+            (Settings { dtype: "f16".into(), ..settings.clone() }.dtype().unwrap_err(), "unknown dtype `f16`"),
+            (Settings { lr: f64::NAN, ..settings.clone() }.step_config().unwrap_err(), "lr must be a positive number"),
+            (Settings { transformer_heads: 3, ..settings.clone() }.model("untied", 256).unwrap_err(), "found 3 heads"),
+        ] {
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! [`Trainer`]: a model, its optimiser and its place in the data; one call is one optimiser step.
+
+use std::time::Instant;
+
+use kumiki_autograd::{Gradients, Tape};
+use kumiki_models::LanguageModel;
+use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
+use kumiki_tensor::{Rng, Tensor};
+
+use crate::batches::{Batch, Batches, Validation};
+use crate::{Error, Result};
+
+/// What an optimiser step does, apart from the data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepConfig {
+    /// The learning rate of every step.
+    pub schedule: Schedule,
+    /// AdamW's decay of parameters of rank 2 and more.
+    pub weight_decay: f64,
+    /// The largest global gradient norm.
+    pub clip: f64,
+    /// Batches whose gradients make one step; each target token counts the same, whatever batch it is in.
+    pub accumulate: usize,
+}
+
+/// What a step reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Mean loss over the step's target tokens, in nats, before the update.
+    pub loss: f64,
+    /// Learning rate used.
+    pub lr: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Target tokens seen since the start.
+    pub tokens: u64,
+    /// Tokens per second of this step.
+    pub tok_s: f64,
+}
+
+/// A training run in progress.
+pub struct Trainer {
+    /// The model being trained.
+    pub model: LanguageModel,
+    optimizer: AdamW,
+    config: StepConfig,
+    batches: Batches,
+    masks: Rng,
+    step: u64,
+    tokens: u64,
+}
+
+/// The rows of a batch as the model wants them: tokens and targets, `[B, T]` each.
+pub fn to_tensors(batch: &Batch) -> (Tensor, Tensor) {
+    let shape = [batch.rows, batch.seq];
+    (Tensor::from_slice(&batch.inputs(), &shape), Tensor::from_slice(&batch.targets(), &shape))
+}
+
+impl Trainer {
+    /// A run at its start. `seed` is that of dropout masks; the order of batches is in `batches`.
+    ///
+    /// # Errors
+    /// When `accumulate` is 0 or the clip is not positive.
+    pub fn new(model: LanguageModel, config: StepConfig, batches: Batches, seed: u64) -> Result<Trainer> {
+        if config.accumulate == 0 {
+            return Err(Error::new("accumulate must be at least 1 batch per step, found 0"));
+        }
+        let optimizer = AdamW { weight_decay: config.weight_decay, ..AdamW::default() };
+        Ok(Trainer { model, optimizer, config, batches, masks: Rng::new(seed).fork("masks"), step: 0, tokens: 0 })
+    }
+
+    /// Steps done.
+    pub fn steps_done(&self) -> u64 {
+        self.step
+    }
+
+    /// Takes the next batches and makes one step.
+    ///
+    /// # Errors
+    /// When the loss or a gradient is not finite: the step and the cause are named, and the parameters are as they
+    /// were before the step.
+    pub fn step(&mut self) -> Result<StepReport> {
+        let started = Instant::now();
+        let accumulate = self.config.accumulate as u64;
+        let batches: Vec<_> = (0..accumulate).map(|i| to_tensors(&self.batches.get(self.step * accumulate + i))).collect();
+        let counted: u64 = batches.iter().map(|(_, targets)| count(targets)).sum();
+        // Every token has the same weight: sums over all batches, divided once, never a mean of means.
+        let weight = 1.0 / counted.max(1) as f64;
+        let (mut grads, mut loss) = (Gradients::new(), 0.0);
+        for (i, (tokens, targets)) in batches.iter().enumerate() {
+            let tape = Tape::training(self.masks.fork(&format!("{} {i}", self.step)));
+            let sum = self.model.loss_sum(&tape, tokens, targets);
+            loss += sum.item() * weight;
+            grads.add(tape.backward_from(&[(&sum, Tensor::scalar(sum.dtype(), weight))]));
+        }
+        let number = self.step + 1;
+        if !loss.is_finite() {
+            return Err(Error::new(format!("the loss of step {number} is {loss}; the parameters are as they were before it")));
+        }
+        let lr = self.config.schedule.rate(self.step);
+        let mut params = self.model.params_mut();
+        let failed = |e: kumiki_tensor::Error| Error::new(format!("step {number}: {e}"));
+        let grad_norm = clip_global_norm(&params, &mut grads, self.config.clip).map_err(failed)?;
+        self.optimizer.step(&mut params, &grads, lr).map_err(failed)?;
+        self.step = number;
+        self.tokens += counted;
+        let tok_s = counted as f64 / started.elapsed().as_secs_f64().max(1e-9);
+        Ok(StepReport { step: self.step, loss, lr, grad_norm, tokens: self.tokens, tok_s })
+    }
+}
+
+/// Targets that count in the loss.
+fn count(targets: &Tensor) -> u64 {
+    targets.as_slice::<i64>().iter().filter(|&&t| t != kumiki_models::IGNORE).count() as u64
+}
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean negative log-likelihood per target token, in nats.
+    pub nll: f64,
+    /// Target tokens.
+    pub tokens: u64,
+    /// The same over the tokens of answers, where the source knows which those are.
+    pub answers: Option<(f64, u64)>,
+}
+
+impl Evaluation {
+    /// Bits per token; per byte with the byte tokenizer.
+    pub fn bits(&self) -> f64 {
+        self.nll / std::f64::consts::LN_2
+    }
+
+    /// `exp(nll)`.
+    pub fn perplexity(&self) -> f64 {
+        self.nll.exp()
+    }
+}
+
+/// The negative log-likelihood of all batches of `validation`; `progress` is called with the tokens done.
+///
+/// # Errors
+/// When there is nothing to evaluate.
+pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
+    let (mut sum, mut tokens) = (0f64, 0u64);
+    let mut answers: Option<(f64, u64)> = None;
+    for batch in validation.batches() {
+        let (inputs, targets) = to_tensors(&batch);
+        let rows = model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec();
+        sum += rows.iter().sum::<f64>();
+        tokens += count(&targets);
+        if let Some(wanted) = batch.answer_targets() {
+            let (nll, n) = answers.get_or_insert((0.0, 0));
+            for (loss, target) in rows.iter().zip(wanted) {
+                if target != kumiki_models::IGNORE {
+                    *nll += loss;
+                    *n += 1;
+                }
+            }
+        }
+        progress(tokens);
+    }
+    if tokens == 0 {
+        return Err(Error::new("there is nothing to evaluate: 0 target tokens"));
+    }
+    let answers = answers.filter(|&(_, n)| n > 0).map(|(nll, n)| (nll / n as f64, n));
+    Ok(Evaluation { nll: sum / tokens as f64, tokens, answers })
+}
