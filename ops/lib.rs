@@ -1,1 +1,4 @@
 //! kumiki's operators: one file each, forward and backward.
+
+pub mod gemm;
+pub mod simd;
