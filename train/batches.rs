@@ -12,6 +12,7 @@
 
 use crate::corpus::Corpus;
 use crate::math::{self, MathText, SplitName};
+use crate::mix::mix;
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -85,14 +86,7 @@ impl Batches {
 
     /// The share of `rank` out of `ranks`, each with `rows` rows a step: together they see what one rank with
     /// `rows · ranks` rows sees. Errors as [`Batches::new`]; also `rank >= ranks`.
-    pub fn for_rank(
-        source: Source,
-        rows: usize,
-        seq: usize,
-        seed: u64,
-        rank: usize,
-        ranks: usize,
-    ) -> Result<Batches> {
+    pub fn for_rank(source: Source, rows: usize, seq: usize, seed: u64, rank: usize, ranks: usize) -> Result<Batches> {
         check_shape(rows, seq)?;
         if rank >= ranks {
             return Err(Error::new(format!("rank {rank} of {ranks} ranks; expected 0 <= rank < ranks")));
@@ -241,14 +235,6 @@ fn check_shape(rows: usize, seq: usize) -> Result<()> {
 
 const PHASE: u64 = 0x9d8f_3c15_a7b2_64e1;
 
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014): every output bit depends on every input bit.
-fn mix(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Where `index` of `0..n` stands in the order of `key`: a Feistel network on the next even number of bits, walked until
 /// it falls inside `0..n` again (at most a factor 4 of steps on average). A bijection by construction.
 fn permute(index: u64, n: u64, key: u64) -> u64 {
@@ -315,7 +301,7 @@ mod tests {
             assert!(*phase <= 2);
             let seen: HashSet<u64> = order.iter().map(|s| (s - phase) / 8).collect();
             assert_eq!(seen.len(), 100);
-            assert!(order.iter().all(|s| (s - phase) % 8 == 0 && s + 8 < 803));
+            assert!(order.iter().all(|s| (s - phase).is_multiple_of(8) && s + 8 < 803));
             orders.push(order);
         }
         assert!(orders.iter().map(|o| o.iter().min().unwrap()).collect::<HashSet<_>>().len() > 1, "one phase only");

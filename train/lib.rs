@@ -1,12 +1,14 @@
 //! kumiki's training: corpora, batches, trainer, logs, experiments.
 
-// pub mod batches;
+pub mod batches;
 pub mod corpus;
+pub mod data;
 mod error;
 pub mod log;
-// pub mod math;
-// #[cfg(feature = "plots")]
-// pub mod plot;
+pub mod math;
+mod mix;
+#[cfg(feature = "plots")]
+pub mod plot;
 pub mod suggest;
 pub mod tokenizer;
 

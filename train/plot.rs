@@ -1,0 +1,359 @@
+//! `curves.svg`: loss against training tokens for one or several models.
+//!
+//! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points.
+//! Values that are not finite leave gaps. The first drop from the untrained loss would flatten everything else, so the
+//! axis ends a little above where most of the curve runs; what is higher leaves the picture at the top edge. Colours
+//! are those of Okabe and Ito, told apart by all kinds of colour vision. Text stays text in the file.
+
+use crate::log::Record;
+use crate::{Error, Result};
+use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use std::path::Path;
+
+/// The points of one model; x in training tokens, y in nats a token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Curve {
+    /// Its name in the legend.
+    pub name: String,
+    /// Training losses, x ascending.
+    pub train: Vec<(f64, f64)>,
+    /// Validation losses, x ascending.
+    pub val: Vec<(f64, f64)>,
+}
+
+impl Curve {
+    /// One curve for each model of a log, in order of appearance; records without a model are called `loss`.
+    pub fn from_records(records: &[Record]) -> Vec<Curve> {
+        let mut curves: Vec<Curve> = Vec::new();
+        for record in records {
+            let name = record.model.as_deref().unwrap_or("loss");
+            let at = curves.iter().position(|c| c.name == name).unwrap_or_else(|| {
+                curves.push(Curve { name: name.to_owned(), ..Curve::default() });
+                curves.len() - 1
+            });
+            let x = record.tokens as f64;
+            curves[at].train.push((x, record.loss));
+            curves[at].val.extend(record.val_loss.map(|y| (x, y)));
+        }
+        curves
+    }
+}
+
+const SIZE: (u32, u32) = (960, 600);
+const FONT: &str = "sans-serif";
+const INK: RGBColor = RGBColor(40, 40, 48);
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+
+/// Writes the picture to `path`, replacing what was there. Any number of curves and points, none included.
+pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
+    let path = path.as_ref();
+    std::fs::write(path, svg(title, curves)?).map_err(|e| Error::io("write the picture", path, e))
+}
+
+/// The picture as the text of an SVG file.
+pub fn svg(title: &str, curves: &[Curve]) -> Result<String> {
+    let mut out = String::new();
+    let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
+    draw(&root, title, curves).map_err(|e| Error::new(format!("cannot draw the curves: {e}")))?;
+    drop(root);
+    Ok(out)
+}
+
+type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]) -> Drawn<()> {
+    root.fill(&WHITE)?;
+    let (x_range, y_range) = ranges(curves);
+    let mut chart = ChartBuilder::on(root)
+        .caption(title, (FONT, 24).into_font().color(&INK))
+        .margin(18)
+        .x_label_area_size(52)
+        .y_label_area_size(66)
+        .build_cartesian_2d(x_range.0..x_range.1, y_range.0..y_range.1)?;
+    chart
+        .configure_mesh()
+        .bold_line_style(RGBColor(222, 222, 228))
+        .light_line_style(TRANSPARENT)
+        .axis_style(INK)
+        .x_desc("training tokens")
+        .y_desc("loss (nats per token)")
+        .axis_desc_style((FONT, 16).into_font().color(&INK))
+        .label_style((FONT, 14).into_font().color(&INK))
+        .x_labels(8)
+        .y_labels(8)
+        .x_label_formatter(&|x| short(*x))
+        .y_label_formatter(&|y| level(*y, y_range.1 - y_range.0))
+        .draw()?;
+    for (n, curve) in curves.iter().enumerate() {
+        draw_curve(&mut chart, curve, n, y_range.1)?;
+    }
+    for (n, curve) in curves.iter().enumerate() {
+        draw_validation(&mut chart, curve, n, y_range.1)?;
+    }
+    if curves.iter().all(|c| c.train.iter().chain(&c.val).all(|p| !p.1.is_finite())) {
+        let style = (FONT, 18).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Center));
+        let middle = ((x_range.0 + x_range.1) / 2.0, (y_range.0 + y_range.1) / 2.0);
+        chart.draw_series([Text::new("no finite values to show", middle, style)])?;
+    }
+    if !curves.is_empty() {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .margin(12)
+            .legend_area_size(34)
+            .background_style(WHITE.mix(0.9))
+            .border_style(RGBColor(200, 200, 208))
+            .label_font((FONT, 15).into_font().color(&INK))
+            .draw()?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn draw_curve<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
+    let colour = COLOURS[n % COLOURS.len()];
+    // The eighth curve has the first's colour, and no filling of its points.
+    let again = n >= COLOURS.len();
+    let strong = colour.stroke_width(if again { 1 } else { 2 });
+    for run in runs(&thinned(curve.train.clone()), top) {
+        chart.draw_series(LineSeries::new(run, colour.mix(0.22)))?;
+    }
+    let smooth = smoothed(&curve.train);
+    for run in runs(&thinned(smooth.clone()), top) {
+        // A line of one point is invisible.
+        if let [only] = run[..] {
+            chart.draw_series([Circle::new(only, 2, colour.filled())])?;
+        }
+        chart.draw_series(LineSeries::new(run, strong))?;
+    }
+    let last = |points: &[(f64, f64)]| points.last().map(|p| p.1);
+    let label = match (last(&curve.val), last(&smooth)) {
+        (Some(v), _) => format!("{}: validation {}", curve.name, number(v)),
+        (None, Some(t)) => format!("{}: training {}", curve.name, number(t)),
+        (None, None) => format!("{}: no points", curve.name),
+    };
+    let has_val = !curve.val.is_empty();
+    chart.draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?.label(label).legend(move |(x, y)| {
+        let line = PathElement::new(vec![(x, y), (x + 26, y)], strong);
+        let size = if has_val { 4 } else { 0 };
+        EmptyElement::at((0, 0)) + line + Circle::new((x + 13, y), size, colour.filled())
+    });
+    Ok(())
+}
+
+fn draw_validation(chart: &mut Chart<'_, '_>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
+    let colour = COLOURS[n % COLOURS.len()];
+    let fill = if n >= COLOURS.len() { WHITE } else { colour };
+    for p in curve.val.iter().copied().filter(|p| p.1 <= top) {
+        // A white rim keeps points apart that lie on one another.
+        chart.draw_series([(6, WHITE), (5, colour), (4, fill)].map(|(r, c)| Circle::new(p, r, c.filled())))?;
+    }
+    Ok(())
+}
+
+fn number(y: f64) -> String {
+    if y.is_finite() { format!("{y:.3}") } else { "not finite".into() }
+}
+
+/// `1500` as `1.5k`, `2000000` as `2M`.
+fn short(x: f64) -> String {
+    let (scale, unit) = match x.abs() {
+        a if a >= 1e9 => (1e9, "G"),
+        a if a >= 1e6 => (1e6, "M"),
+        a if a >= 1e3 => (1e3, "k"),
+        _ => (1.0, ""),
+    };
+    let digits = format!("{:.2}", x / scale);
+    format!("{}{unit}", digits.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A tick's value with the digits that its distance to the next one needs.
+fn level(y: f64, span: f64) -> String {
+    let digits = (1.0 - (span / 8.0).log10().floor()).clamp(1.0, 6.0) as usize;
+    format!("{y:.digits$}")
+}
+
+/// Mean over a window of about a twentieth of the points: centred, so that it does not lag behind a falling curve; narrower
+/// at the start for the same reason; at the end with what there is. It does not reach over gaps.
+fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let reach = points.len() / 40;
+    let mut out = Vec::with_capacity(points.len());
+    for run in points.chunk_by(|a, b| a.1.is_finite() == b.1.is_finite()) {
+        if !run[0].1.is_finite() {
+            out.extend_from_slice(run);
+            continue;
+        }
+        let mut sums = vec![0.0];
+        for p in run {
+            sums.push(sums[sums.len() - 1] + p.1);
+        }
+        out.extend((0..run.len()).map(|n| {
+            let left = reach.min(n);
+            let right = left.min(run.len() - 1 - n);
+            (run[n].0, (sums[n + right + 1] - sums[n - left]) / (left + right + 1) as f64)
+        }));
+    }
+    out
+}
+
+/// At most about 2000 points, keeping all gaps: more cannot be seen and make the file heavy.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let (step, last) = (points.len().div_ceil(2000).max(1), points.len().saturating_sub(1));
+    let keep = |(n, p): (usize, (f64, f64))| (n % step == 0 || n == last || !p.1.is_finite()).then_some(p);
+    points.into_iter().enumerate().filter_map(keep).collect()
+}
+
+/// The stretches of finite points below `top`, cut exactly at the edge.
+fn runs(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
+    let mut out: Vec<Vec<(f64, f64)>> = vec![vec![]];
+    let mut before: Option<(f64, f64)> = None;
+    for &(x, y) in points {
+        if !y.is_finite() {
+            out.push(vec![]);
+            before = None;
+            continue;
+        }
+        let crossing = before.filter(|b| (b.1 > top) != (y > top)).map(|b| {
+            let share = (top - b.1) / (y - b.1);
+            (b.0 + share * (x - b.0), top)
+        });
+        let run = out.last_mut().expect("starts with one");
+        run.extend(crossing);
+        if y <= top {
+            run.push((x, y));
+        } else {
+            out.push(vec![]);
+        }
+        before = Some((x, y));
+    }
+    out.retain(|run| !run.is_empty());
+    out
+}
+
+/// Axes that hold all finite points, but for the highest few of the training curves, with room on all sides.
+fn ranges(curves: &[Curve]) -> ((f64, f64), (f64, f64)) {
+    let finite = |points: &[(f64, f64)]| points.iter().copied().filter(|p| p.1.is_finite()).collect::<Vec<_>>();
+    let mut ys = Vec::new();
+    let (mut low, mut high, mut first, mut last) = (f64::INFINITY, f64::NEG_INFINITY, f64::INFINITY, f64::NEG_INFINITY);
+    for curve in curves {
+        let (train, val) = (finite(&smoothed(&curve.train)), finite(&curve.val));
+        for (x, y) in train.iter().chain(&val) {
+            (first, last, low) = (first.min(*x), last.max(*x), low.min(*y));
+        }
+        ys.extend(train.iter().map(|p| p.1));
+        high = high.max(val.iter().map(|p| p.1).fold(high, f64::max));
+    }
+    ys.sort_by(f64::total_cmp);
+    if let Some(most) = ys.get((ys.len() * 9 / 10).min(ys.len().saturating_sub(1))) {
+        high = high.max(*most);
+    }
+    if !low.is_finite() {
+        return ((0.0, 1.0), (0.0, 1.0));
+    }
+    if first == last {
+        (first, last) = (first - 1.0, last + 1.0);
+    }
+    let room = if high > low { 0.08 * (high - low) } else { low.abs().max(1.0) * 0.1 };
+    ((first.min(0.0).max(first - (last - first)), last + 0.02 * (last - first)), (low - room, high + room))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn line(n: usize, y: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
+        (0..n).map(|i| (i as f64 * 1000.0, y(i as f64))).collect()
+    }
+
+    fn picture(curves: &[Curve]) -> String {
+        let svg = svg("A <title> & more", curves).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        assert!(svg.contains("A &lt;title&gt; &amp; more") && svg.contains("training tokens"));
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        svg
+    }
+
+    #[test]
+    fn odd_inputs_are_pictures_too() {
+        assert!(picture(&[]).contains("no finite values"));
+        let curve = |train, val| Curve { name: "tango".into(), train, val };
+        assert!(picture(&[curve(vec![], vec![])]).contains("no points"));
+        assert!(picture(&[curve(vec![(5.0, 2.0)], vec![])]).contains("training 2.000"));
+        assert!(picture(&[curve(vec![], vec![(5.0, 2.0)])]).contains("validation 2.000"));
+        picture(&[curve(line(10, |_| 3.0), vec![])]);
+        picture(&[curve(line(10, |_| 0.0), vec![])]);
+        assert!(picture(&[curve(line(10, |_| f64::NAN), vec![])]).contains("no finite values"));
+        picture(&[curve(line(10, |i| if i > 5.0 { f64::INFINITY } else { i }), vec![(1.0, f64::NAN)])]);
+        picture(&(0..9).map(|n| curve(line(3, |i| i + f64::from(n)), vec![])).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn gaps_and_the_top_edge_cut_lines() {
+        let points = [(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0), (3.0, 1.0), (4.0, 9.0)];
+        let expected = vec![vec![(0.0, 1.0)], vec![(2.5, 2.0), (3.0, 1.0), (3.125, 2.0)]];
+        assert_eq!(runs(&points, 2.0), expected);
+        let svg_of = |y: fn(f64) -> f64| picture(&[Curve { name: "a".into(), train: line(9, y), val: vec![] }]);
+        let lines = |s: String| s.matches("<polyline").count();
+        assert!(lines(svg_of(|i| if i == 4.0 { f64::NAN } else { 1.0 + i })) > lines(svg_of(|i| 1.0 + i)));
+    }
+
+    #[test]
+    fn smoothing_is_unbiased_and_follows() {
+        assert!(smoothed(&line(200, |_| 5.0)).iter().all(|p| (p.1 - 5.0).abs() < 1e-12));
+        // A straight fall stays where it is, up to the end's half window.
+        let fall = line(400, |i| 10.0 - i);
+        assert!(smoothed(&fall)[..390].iter().zip(&fall).all(|(s, p)| (s.1 - p.1).abs() < 1e-9));
+        let noisy = smoothed(&line(2000, |i| 2.0 + if i % 2.0 == 0.0 { 1.0 } else { -1.0 }));
+        assert!(noisy[100..].iter().all(|p| (p.1 - 2.0).abs() < 0.05));
+        assert_eq!(smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 7.0)])[2].1, 7.0);
+    }
+
+    #[test]
+    fn long_runs_make_small_files_and_keep_gaps() {
+        let many = thinned(line(1_000_000, |i| if i == 1001.0 { f64::NAN } else { 1.0 }));
+        assert!(many.len() <= 2002 && many.iter().any(|p| p.1.is_nan()));
+        assert_eq!(many[many.len() - 1].0, 999_999_000.0);
+        assert_eq!(thinned(line(2000, |i| i)), line(2000, |i| i));
+    }
+
+    #[test]
+    fn records_become_one_curve_a_model() {
+        let record = |model: &str, tokens, val_loss| Record {
+            model: Some(model.into()),
+            step: 1,
+            loss: 2.5,
+            lr: 0.0,
+            grad_norm: 0.0,
+            tokens,
+            tok_s: 0.0,
+            val_loss,
+        };
+        let curves = Curve::from_records(&[record("a", 10, None), record("b", 10, None), record("a", 20, Some(1.5))]);
+        assert_eq!(curves.len(), 2);
+        assert_eq!((curves[0].train.len(), curves[0].val.clone()), (2, vec![(20.0, 1.5)]));
+        let dir = Scratch::new();
+        let path = dir.path().join("curves.svg");
+        write(&path, "t", &curves).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().contains("validation 1.500"));
+        assert!(write(dir.path().join("no/curves.svg"), "t", &curves).unwrap_err().to_string().contains("curves.svg"));
+    }
+
+    #[test]
+    fn tick_labels() {
+        assert_eq!([0.0, 500.0, 1500.0, 2e6, 1.25e9].map(short), ["0", "500", "1.5k", "2M", "1.25G"]);
+        assert_eq!((level(2.5, 4.0), level(2.501, 0.01)), ("2.50".into(), "2.5010".into()));
+    }
+}
