@@ -1,11 +1,8 @@
 //! kumiki's training: corpora, batches, trainer, logs, experiments.
 
 pub mod batches;
-<<<<<<< HEAD
 pub mod checkpoint;
 pub mod compare;
-=======
->>>>>>> data
 pub mod corpus;
 pub mod data;
 mod error;
@@ -14,11 +11,8 @@ pub mod math;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;
-<<<<<<< HEAD
 pub mod sample;
 pub mod settings;
-=======
->>>>>>> data
 pub mod suggest;
 pub mod tokenizer;
 pub mod trainer;

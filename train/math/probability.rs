@@ -179,10 +179,6 @@ mod tests {
                 tried += 1;
             }
         });
-<<<<<<< HEAD
-        assert!(tried > 900, "{tried}");
-=======
         assert!(tried > 400, "{tried}");
->>>>>>> data
     }
 }
