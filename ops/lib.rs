@@ -11,6 +11,7 @@ mod concat;
 mod dropout;
 mod embedding;
 mod gather;
+pub mod gemm;
 mod index_select;
 mod l2_normalize;
 mod linear;
