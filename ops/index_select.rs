@@ -128,7 +128,7 @@ impl Sorted {
 
 /// Rows that are summed one after the other. An index that is named more often is summed in runs of this length, in
 /// parallel, and the sums of its runs in f64: so one frequent token neither holds up one thread nor saturates.
-const RUN: usize = 256;
+const RUN: usize = 64;
 
 fn add_sorted<E: Real>(rows: &[E], sorted: &Sorted, inner: usize, out: &mut [E]) {
     if out.is_empty() {

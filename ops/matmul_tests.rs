@@ -94,8 +94,7 @@ fn case_02_an_expanded_batch_is_read_by_its_stride() {
             assert_eq!(out.shape(), [32, 32, 32]);
             assert!(out.value().to_f64_vec().iter().all(|&x| x == 32.0));
         }
-        let douts: Vec<(&Var, Tensor)> =
-            products.iter().map(|out| (out, Tensor::ones(dtype, &[32, 32, 32]))).collect();
+        let douts: Vec<(&Var, Tensor)> = products.iter().map(|out| (out, Tensor::ones(dtype, &[32, 32, 32]))).collect();
         let grads = tape.backward_from(&douts);
         // Six products, 32 matrices each, 32 terms each.
         assert!(grads.get(&a).unwrap().to_f64_vec().iter().all(|&x| x == 6.0 * 32.0 * 32.0));
