@@ -7,11 +7,29 @@
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
 mod cast;
+mod concat;
+mod dropout;
+mod embedding;
+mod gather;
+mod index_select;
+mod l2_normalize;
+mod linear;
+mod matmul;
 pub mod gemm;
 mod registry;
 pub mod simd;
 #[doc(hidden)]
 pub mod testing;
+mod views;
 
 pub use cast::cast;
+pub use concat::concat;
+pub use dropout::dropout;
+pub use embedding::embedding;
+pub use gather::gather;
+pub use index_select::index_select;
+pub use l2_normalize::l2_normalize;
+pub use linear::linear;
+pub use matmul::matmul;
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};
+pub use views::{contiguous, expand, narrow, permute, reshape, squeeze, transpose, unsqueeze};

@@ -59,12 +59,35 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases()].into_iter().flatten().collect()
+    [
+        crate::cast::cases(),
+        crate::concat::cases(),
+        crate::dropout::cases(),
+        crate::embedding::cases(),
+        crate::gather::cases(),
+        crate::index_select::cases(),
+        crate::l2_normalize::cases(),
+        crate::linear::cases(),
+        crate::matmul::cases(),
+        crate::views::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
-    vec![]
+    [
+        crate::dropout::bench(),
+        crate::embedding::bench(),
+        crate::l2_normalize::bench(),
+        crate::linear::bench(),
+        crate::matmul::bench(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[cfg(test)]
