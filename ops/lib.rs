@@ -7,9 +7,13 @@
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
 mod cast;
+pub mod simd;
 mod registry;
+mod rms_norm;
+mod rows;
 #[doc(hidden)]
 pub mod testing;
 
 pub use cast::cast;
+pub use rms_norm::rms_norm;
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};

@@ -59,12 +59,12 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases()].into_iter().flatten().collect()
+    [crate::cast::cases(), crate::rms_norm::cases()].into_iter().flatten().collect()
 }
 
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
-    vec![]
+    [crate::rms_norm::bench()].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
