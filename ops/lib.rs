@@ -7,13 +7,24 @@
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
 mod cast;
-pub mod simd;
+mod cross_entropy;
+mod cross_entropy_from_hidden;
+pub mod gemm;
+mod layer_norm;
 mod registry;
 mod rms_norm;
+mod rope;
 mod rows;
+pub mod simd;
+mod swiglu;
 #[doc(hidden)]
 pub mod testing;
 
 pub use cast::cast;
-pub use rms_norm::rms_norm;
+pub use cross_entropy::{counted_targets, cross_entropy, cross_entropy_rows, cross_entropy_sum};
+pub use cross_entropy_from_hidden::{cross_entropy_from_hidden, cross_entropy_from_hidden_sum};
+pub use layer_norm::layer_norm;
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};
+pub use rms_norm::rms_norm;
+pub use rope::{rope, rope_at};
+pub use swiglu::swiglu;
