@@ -108,8 +108,7 @@ fn reduced(op: &'static str, logits: &Var, targets: &Tensor, ignore_index: i64, 
         logits.shape()
     );
     let axis = logits.rank() - 1;
-    let (indices, count) =
-        checked_targets(op, &logits.shape()[..axis], logits.dim(axis), targets, ignore_index);
+    let (indices, count) = checked_targets(op, &logits.shape()[..axis], logits.dim(axis), targets, ignore_index);
     if logits.dtype() == DType::BF16 {
         return reduced(op, &cast(logits, DType::F32), targets, ignore_index, reduction);
     }

@@ -45,14 +45,7 @@ pub fn cross_entropy_from_hidden_sum(hidden: &Var, embedding: &Var, targets: &Te
 }
 
 #[track_caller]
-fn loss(
-    op: &'static str,
-    hidden: &Var,
-    embedding: &Var,
-    targets: &Tensor,
-    ignore_index: i64,
-    mean: bool,
-) -> Var {
+fn loss(op: &'static str, hidden: &Var, embedding: &Var, targets: &Tensor, ignore_index: i64, mean: bool) -> Var {
     let fits = hidden.rank() > 0
         && embedding.rank() == 2
         && hidden.dim(hidden.rank() - 1) == embedding.dim(1)
@@ -67,8 +60,7 @@ fn loss(
         embedding.shape()
     );
     let n_vocab = embedding.dim(0);
-    let (indices, count) =
-        checked_targets(op, &hidden.shape()[..hidden.rank() - 1], n_vocab, targets, ignore_index);
+    let (indices, count) = checked_targets(op, &hidden.shape()[..hidden.rank() - 1], n_vocab, targets, ignore_index);
     if hidden.dtype() == DType::BF16 {
         let (hidden, embedding) = (cast(hidden, DType::F32), cast(embedding, DType::F32));
         return loss(op, &hidden, &embedding, targets, ignore_index, mean);
@@ -90,8 +82,10 @@ fn loss(
         );
         (total, dhidden, dembedding)
     });
-    Var::from_op(Tensor::scalar(h.dtype(), total * scale), &[hidden, embedding], || {
-        CrossEntropyFromHiddenBackward { op, dhidden, dembedding }
+    Var::from_op(Tensor::scalar(h.dtype(), total * scale), &[hidden, embedding], || CrossEntropyFromHiddenBackward {
+        op,
+        dhidden,
+        dembedding,
     })
 }
 
@@ -305,7 +299,8 @@ mod tests {
             assert_eq!(difference(got, exact, 2e-5), None);
         }
         assert!(exact[1][MIN_ROWS * d..2 * MIN_ROWS * d].iter().all(|&g| g == 0.0));
-        let (h, e) = (Rng::new(1).normal(DType::F32, &[n, d], 0.0, 1.0), Rng::new(2).normal(DType::F32, &[v, d], 0.0, 0.3));
+        let (h, e) =
+            (Rng::new(1).normal(DType::F32, &[n, d], 0.0, 1.0), Rng::new(2).normal(DType::F32, &[v, d], 0.0, 0.3));
         let losses = naive(&logits(&h.to_f64_vec(), &e.to_f64_vec(), d), v, &ids, -1);
         assert!((exact[0][0] - mean(&losses, &ids, -1)).abs() < 1e-10);
     }
@@ -348,7 +343,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "cross_entropy_from_hidden: target -4 at row 0 of [1] is neither in 0..V=7 nor ignore_index -1")]
+    #[should_panic(
+        expected = "cross_entropy_from_hidden: target -4 at row 0 of [1] is neither in 0..V=7 nor ignore_index -1"
+    )]
     fn case_18_a_bad_target_is_named() {
         run(1, 4, 7, &[-4], DType::F32);
     }
@@ -373,7 +370,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "hidden must be float [.., D] and embedding [V, D] of one dtype, got f32 [2, 3] and f32 [5, 4]")]
+    #[should_panic(
+        expected = "hidden must be float [.., D] and embedding [V, D] of one dtype, got f32 [2, 3] and f32 [5, 4]"
+    )]
     fn shapes_are_named() {
         let zeros = |shape: &[usize]| Var::constant(Tensor::zeros(DType::F32, shape));
         cross_entropy_from_hidden(&zeros(&[2, 3]), &zeros(&[5, 4]), &Tensor::zeros(DType::I64, &[2]), -1);

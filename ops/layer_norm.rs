@@ -305,7 +305,9 @@ mod tests {
         for row in x.chunks(d.max(1)) {
             let mean = row.iter().sum::<f64>() / d as f64;
             let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / d as f64;
-            y.extend((0..d).map(|i| (row[i] - mean) / (variance + eps).sqrt() * weight[i] + bias.map_or(0.0, |b| b[i])));
+            y.extend(
+                (0..d).map(|i| (row[i] - mean) / (variance + eps).sqrt() * weight[i] + bias.map_or(0.0, |b| b[i])),
+            );
         }
         y
     }
@@ -332,10 +334,7 @@ mod tests {
         for (rows, d) in [(515, 3), (33, 1030), (20, 5000)] {
             let mut chain = Chain::new("layer_norm", 5, &[("x", &[rows, d]), ("weight", &[d]), ("bias", &[d])]);
             chain.differences = false;
-            chain.run(
-                |_, v| layer_norm(&v[0], &v[1], Some(&v[2]), 1e-2),
-                |v| naive(&v[0], &v[1], Some(&v[2]), 1e-2),
-            );
+            chain.run(|_, v| layer_norm(&v[0], &v[1], Some(&v[2]), 1e-2), |v| naive(&v[0], &v[1], Some(&v[2]), 1e-2));
         }
     }
 

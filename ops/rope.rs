@@ -94,21 +94,20 @@ const TABLE_LIMIT: usize = 1 << 22;
 type Tables = HashMap<(usize, u64, DType), Tensor>;
 static TABLES: LazyLock<Mutex<Tables>> = LazyLock::new(Mutex::default);
 
-/// Rows of K: the cosines of all pairs, then their sines.
+/// Rows of K: the cosines of all pairs, then their sines. On the calling thread: the caller may hold the lock of the
+/// tables, and a pool's thread that waits for others may be handed work that wants the same lock.
 fn angles(k: usize, base: f64, dtype: DType, rows: usize, position: impl Fn(usize) -> f64) -> Tensor {
     let half = k / 2;
     let frequencies: Vec<f64> = (0..half).map(|i| base.powf(-2.0 * i as f64 / k as f64)).collect();
     let mut table = Tensor::empty(dtype, &[rows, k]);
-    if !table.is_empty() {
-        dispatch_real!("rope", dtype, E => {
-            threads::parallel_chunks_mut(table.as_mut_slice::<E>(), k, 20 * k, |r, row| {
-                for (i, frequency) in frequencies.iter().enumerate() {
-                    let (sin, cos) = (position(r) * frequency).sin_cos();
-                    (row[i], row[half + i]) = (Real::from_f64(cos), Real::from_f64(sin));
-                }
-            });
-        });
-    }
+    dispatch_real!("rope", dtype, E => {
+        for (r, row) in table.as_mut_slice::<E>().chunks_exact_mut(k).enumerate() {
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let (sin, cos) = (position(r) * frequency).sin_cos();
+                (row[i], row[half + i]) = (Real::from_f64(cos), Real::from_f64(sin));
+            }
+        }
+    });
     table
 }
 

@@ -24,7 +24,7 @@ pub(crate) trait Formula<E: Real, const I: usize, const O: usize, const S: usize
 pub(crate) fn pass<L: Lanes, F, const I: usize, const O: usize, const S: usize>(
     formula: &F,
     inputs: [&[L::Elem]; I],
-    mut outputs: [&mut [L::Elem]; O],
+    outputs: [&mut [L::Elem]; O],
 ) -> [f64; S]
 where
     F: Formula<L::Elem, I, O, S>,
@@ -35,9 +35,9 @@ where
         assert!(inputs[k].len() == len);
         x[k] = inputs[k].as_ptr();
     }
-    for k in 0..O {
-        assert!(outputs[k].len() == len);
-        y[k] = outputs[k].as_mut_ptr();
+    for (k, output) in outputs.into_iter().enumerate() {
+        assert!(output.len() == len);
+        y[k] = output.as_mut_ptr();
     }
     let mut totals = [0f64; S];
     let mut i = 0;
