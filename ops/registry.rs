@@ -70,6 +70,12 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::linear::cases(),
         crate::matmul::cases(),
         crate::views::cases(),
+        crate::cross_entropy::cases(),
+        crate::cross_entropy_from_hidden::cases(),
+        crate::layer_norm::cases(),
+        crate::rms_norm::cases(),
+        crate::rope::cases(),
+        crate::swiglu::cases(),
     ]
     .into_iter()
     .flatten()
@@ -84,6 +90,12 @@ pub fn bench_cases() -> Vec<BenchCase> {
         crate::l2_normalize::bench(),
         crate::linear::bench(),
         crate::matmul::bench(),
+        crate::cross_entropy::bench(),
+        crate::cross_entropy_from_hidden::bench(),
+        crate::layer_norm::bench(),
+        crate::rms_norm::bench(),
+        crate::rope::bench(),
+        crate::swiglu::bench(),
     ]
     .into_iter()
     .flatten()
