@@ -95,7 +95,7 @@ impl<E: Real> Chunk<E> {
         let col_tiles = n.div_ceil(cols);
         for_pieces(row_tiles * col_tiles, 1, rows * cols * k / 16, parallel, |index, _| {
             let (i, j) = (index / col_tiles * rows, index % col_tiles * cols);
-            with_scratch(Room::Inner, rows * KC.min(k), |a| {
+            with_scratch(Room::Inner, rows * KC.min(k) + pack::SLACK, |a| {
                 let tile = Tile { chunk: self, rows: (i, m.min(i + rows)), cols: (j, n.min(j + cols)), a };
                 // SAFETY: tiles are disjoint; the level is one that level() returned.
                 unsafe { E::dispatch_at(level, tile) };

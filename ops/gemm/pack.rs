@@ -40,8 +40,11 @@ pub(super) fn with_scratch<E: Real, R>(which: Room, len: usize, f: impl FnOnce(*
 /// last one is padded with zeros. Element `(p, j)` is at `p * p_stride + j * j_stride`: for B, `p` is a row and `j` a
 /// column; for A the other way round.
 ///
+/// Up to [`SLACK`] elements after a sliver are written too, before those after it are.
+///
 /// # Safety
-/// `src` is valid for these elements, `dst` for `depth * cols.next_multiple_of(width)`.
+/// `src` is valid for these elements, `dst` for `depth * cols.next_multiple_of(width)`, and where `width` is not a
+/// multiple of `N`, for [`SLACK`] more.
 #[inline(always)]
 pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
     dst: *mut E,
@@ -51,6 +54,7 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
     cols: usize,
 ) {
     let full = cols / width;
+    let whole = width.next_multiple_of(L::N);
     // SAFETY: every access is to row p < depth and column j < cols of the source, or inside the slivers.
     unsafe {
         if j_stride == 1 {
@@ -62,7 +66,13 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
                     let row = src.add(p * p_stride + first * width);
                     let place = dst.add(first * width * depth + p * width);
                     for s in 0..count {
-                        copy::<E, L>(row.add(s * width), place.add(s * width * depth), width);
+                        let (from, to) = (row.add(s * width), place.add(s * width * depth));
+                        // Whole vectors where what they read is there, and what they overwrite is still to come.
+                        if p + 1 < depth && (first + s) * width + whole <= cols {
+                            copy::<E, L>(from, to, whole);
+                        } else {
+                            copy::<E, L>(from, to, width);
+                        }
                     }
                 }
                 first += count;
@@ -70,7 +80,8 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
         } else {
             for s in 0..full {
                 let (from, to) = (src.add(s * width * j_stride), dst.add(s * width * depth));
-                for p in 0..depth {
+                let done = if p_stride == 1 { transposed::<E, L>(to, width, from, j_stride, depth) } else { 0 };
+                for p in done..depth {
                     let row = from.add(p * p_stride);
                     for j in 0..width {
                         *to.add(p * width + j) = *row.add(j * j_stride);
@@ -92,6 +103,48 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
 }
 
 const SLIVERS_AT_ONCE: usize = 8;
+
+/// See [`slivers`].
+pub(super) const SLACK: usize = 16;
+
+/// Packs one sliver whose columns are contiguous, `N` rows at a time through registers; returns the rows done.
+///
+/// A row is written as whole vectors: what goes past its end is overwritten by the next row.
+///
+/// # Safety
+/// As [`slivers`], for one full sliver at least `N` elements long in both directions.
+#[inline(always)]
+unsafe fn transposed<E: Real, L: Lanes<Elem = E>>(
+    dst: *mut E,
+    width: usize,
+    src: *const E,
+    j_stride: usize,
+    depth: usize,
+) -> usize {
+    let blocks = width.div_ceil(L::N);
+    if blocks > 2 {
+        return 0;
+    }
+    let mut p = 0;
+    while p + L::N <= depth {
+        let mut block = [[L::splat(E::ZERO); 16]; 2];
+        for (v, rows) in block.iter_mut().enumerate().take(blocks) {
+            for (r, row) in rows.iter_mut().enumerate().take(L::N.min(width - v * L::N)) {
+                // SAFETY: column v * N + r < width, and N rows from p on are left.
+                *row = unsafe { L::load_ptr(src.add((v * L::N + r) * j_stride + p)) };
+            }
+            L::transpose(rows);
+        }
+        for q in 0..L::N {
+            for (v, rows) in block.iter().enumerate().take(blocks) {
+                // SAFETY: inside the sliver or its slack, for N - 1 <= SLACK.
+                unsafe { rows[q].store_ptr(dst.add((p + q) * width + v * L::N)) };
+            }
+        }
+        p += L::N;
+    }
+    p
+}
 
 /// # Safety
 /// Both are valid for `len` elements and do not overlap.

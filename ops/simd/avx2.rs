@@ -176,6 +176,11 @@ macro_rules! avx2 {
             }
 
             #[inline(always)]
+            fn transpose(rows: &mut [Self; 16]) {
+                x86!(transpose!($elem, rows))
+            }
+
+            #[inline(always)]
             fn to_bits(self) -> __m256i {
                 x86!($to_int(self.0))
             }
@@ -231,6 +236,35 @@ macro_rules! halves {
         let x = $x;
         let x = $op(x, _mm256_permute2f128_pd::<1>(x, x));
         _mm256_cvtsd_f64($op(x, _mm256_permute_pd::<0b0101>(x)))
+    }};
+}
+
+/// First within the 128-bit blocks of four (two) rows, then the blocks.
+macro_rules! transpose {
+    (f32, $rows:ident) => {{
+        let mut columns = [$rows[0].0; 8];
+        for g in [0, 4] {
+            let [r0, r1, r2, r3] = [$rows[g].0, $rows[g + 1].0, $rows[g + 2].0, $rows[g + 3].0];
+            let (low01, high01) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (low23, high23) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            columns[g] = _mm256_shuffle_ps::<0b01_00_01_00>(low01, low23);
+            columns[g + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(low01, low23);
+            columns[g + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(high01, high23);
+            columns[g + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(high01, high23);
+        }
+        for c in 0..4 {
+            $rows[c] = Self(_mm256_permute2f128_ps::<0x20>(columns[c], columns[c + 4]));
+            $rows[c + 4] = Self(_mm256_permute2f128_ps::<0x31>(columns[c], columns[c + 4]));
+        }
+    }};
+    (f64, $rows:ident) => {{
+        let [r0, r1, r2, r3] = [$rows[0].0, $rows[1].0, $rows[2].0, $rows[3].0];
+        let (low01, high01) = (_mm256_unpacklo_pd(r0, r1), _mm256_unpackhi_pd(r0, r1));
+        let (low23, high23) = (_mm256_unpacklo_pd(r2, r3), _mm256_unpackhi_pd(r2, r3));
+        $rows[0] = Self(_mm256_permute2f128_pd::<0x20>(low01, low23));
+        $rows[1] = Self(_mm256_permute2f128_pd::<0x20>(high01, high23));
+        $rows[2] = Self(_mm256_permute2f128_pd::<0x31>(low01, low23));
+        $rows[3] = Self(_mm256_permute2f128_pd::<0x31>(high01, high23));
     }};
 }
 
