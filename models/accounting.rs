@@ -59,7 +59,8 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
         Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
     };
     // No count below multiplies more than two sizes and a small number with the applications.
-    let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| size < 1 << 26) && config.architecture.applications() < 1 << 8;
+    let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| size < 1 << 26)
+        && config.architecture.applications() < 1 << 8;
     plausible.then(|| total_params(config))
 }
 
@@ -87,11 +88,20 @@ mod tests {
 
     #[test]
     fn the_papers_macs_come_out() {
-        let tango =
-            TangoConfig { d_model: 512, heads: 16, head_dim: 32, gate_width: 28_496, applications: 4, tied: true, rope_base: 1e4 };
+        let tango = TangoConfig {
+            d_model: 512,
+            heads: 16,
+            head_dim: 32,
+            gate_width: 28_496,
+            applications: 4,
+            tied: true,
+            rope_base: 1e4,
+        };
         let transformer =
             TransformerConfig { d_model: 512, heads: 8, d_ff: 28_158, applications: 4, tied: true, rope_base: 1e4 };
-        for (architecture, paper) in [(Architecture::Tango(tango), 9.44e12), (Architecture::Transformer(transformer), 1.94e12)] {
+        for (architecture, paper) in
+            [(Architecture::Tango(tango), 9.44e12), (Architecture::Transformer(transformer), 1.94e12)]
+        {
             let config = LanguageModelConfig { n_vocab: 50_257, architecture };
             let total = macs(&config, 8192, Pairs::Full).total() as f64;
             assert!((total / paper - 1.0).abs() < 0.005, "{total:e} against {paper:e}");

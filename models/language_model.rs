@@ -239,7 +239,11 @@ impl LanguageModel {
     /// Without tokens.
     #[track_caller]
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut DecodeCache) -> Tensor {
-        assert!(tokens.rank() == 2 && tokens.dim(1) > 0, "next_logits: tokens must be [B, T > 0], got {:?}", tokens.shape());
+        assert!(
+            tokens.rank() == 2 && tokens.dim(1) > 0,
+            "next_logits: tokens must be [B, T > 0], got {:?}",
+            tokens.shape()
+        );
         let tape = Tape::inference();
         let hidden = self.hidden(&tape, tokens, Some(cache));
         let last = Var::constant(hidden.value().select(1, tokens.dim(1) - 1));

@@ -49,7 +49,15 @@ mod tests {
     use crate::{TangoConfig, TransformerConfig};
 
     fn tango(d_model: usize, heads: usize, head_dim: usize, tied: bool) -> Architecture {
-        Architecture::Tango(TangoConfig { d_model, heads, head_dim, gate_width: 0, applications: 4, tied, rope_base: 1e4 })
+        Architecture::Tango(TangoConfig {
+            d_model,
+            heads,
+            head_dim,
+            gate_width: 0,
+            applications: 4,
+            tied,
+            rope_base: 1e4,
+        })
     }
 
     fn transformer(d_model: usize, heads: usize, tied: bool) -> Architecture {
@@ -60,7 +68,9 @@ mod tests {
     fn paper_widths_come_out() {
         let Architecture::Tango(c) = solve_width(&tango(512, 16, 32, true), 44_300_000).unwrap() else { panic!() };
         assert_eq!(c.gate_width, 28_496);
-        let Architecture::Transformer(c) = solve_width(&transformer(512, 8, true), 44_300_000).unwrap() else { panic!() };
+        let Architecture::Transformer(c) = solve_width(&transformer(512, 8, true), 44_300_000).unwrap() else {
+            panic!()
+        };
         assert_eq!(c.d_ff, 28_158);
     }
 

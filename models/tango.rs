@@ -53,7 +53,10 @@ impl TangoConfig {
             return Err(format!("tango: head_dim must be even for rotary positions, found {}", self.head_dim));
         }
         if !self.gate_width.is_multiple_of(self.heads) {
-            return Err(format!("tango: gate_width must be a multiple of heads={}, found {}", self.heads, self.gate_width));
+            return Err(format!(
+                "tango: gate_width must be a multiple of heads={}, found {}",
+                self.heads, self.gate_width
+            ));
         }
         Ok(())
     }

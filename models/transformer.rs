@@ -34,8 +34,12 @@ impl TransformerConfig {
     /// # Errors
     /// A sentence naming the field, what was expected and what was found.
     pub fn check(&self) -> Result<(), String> {
-        let sizes =
-            [("d_model", self.d_model), ("heads", self.heads), ("d_ff", self.d_ff), ("applications", self.applications)];
+        let sizes = [
+            ("d_model", self.d_model),
+            ("heads", self.heads),
+            ("d_ff", self.d_ff),
+            ("applications", self.applications),
+        ];
         if let Some((name, _)) = sizes.iter().find(|(_, v)| *v == 0) {
             return Err(format!("transformer: {name} must be positive, found 0"));
         }

@@ -41,7 +41,8 @@ impl Default for AdamW {
 /// # Errors
 /// Names the parameter that has none.
 pub(crate) fn gradients_of_all<'g>(params: &[(String, &mut Param)], grads: &'g Gradients) -> Result<Vec<&'g Tensor>> {
-    let missing = |name: &str| Error::new(format!("parameter `{name}` received no gradient: the loss does not depend on it"));
+    let missing =
+        |name: &str| Error::new(format!("parameter `{name}` received no gradient: the loss does not depend on it"));
     params.iter().map(|(name, param)| grads.of(param).ok_or_else(|| missing(name))).collect()
 }
 

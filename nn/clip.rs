@@ -53,7 +53,10 @@ fn not_finite(name: &str, grad: &Tensor) -> Error {
             grad.shape(),
             values[i]
         )),
-        None => Error::new(format!("the gradient of `{name}` {:?} is too large: the sum of its squares overflows", grad.shape())),
+        None => Error::new(format!(
+            "the gradient of `{name}` {:?} is too large: the sum of its squares overflows",
+            grad.shape()
+        )),
     }
 }
 
@@ -69,7 +72,8 @@ mod tests {
     }
 
     fn clip(params: &mut [Param], grads: &mut Gradients, max: f64) -> Result<f64> {
-        let named: Vec<(String, &mut Param)> = params.iter_mut().enumerate().map(|(i, p)| (format!("p{i}"), p)).collect();
+        let named: Vec<(String, &mut Param)> =
+            params.iter_mut().enumerate().map(|(i, p)| (format!("p{i}"), p)).collect();
         clip_global_norm(&named, grads, max)
     }
 

@@ -85,7 +85,10 @@ mod tests {
 
     #[test]
     fn what_is_appended_in_pieces_is_what_was_there() {
-        let (k, v) = (Rng::new(1).normal(DType::F32, &[2, 50, 3, 4], 0.0, 1.0), Rng::new(2).normal(DType::F32, &[2, 50, 3, 5], 0.0, 1.0));
+        let (k, v) = (
+            Rng::new(1).normal(DType::F32, &[2, 50, 3, 4], 0.0, 1.0),
+            Rng::new(2).normal(DType::F32, &[2, 50, 3, 5], 0.0, 1.0),
+        );
         let mut cache = KvCache::new();
         let (mut at, mut last) = (0, None);
         for piece in [1, 1, 20, 3, 25] {

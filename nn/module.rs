@@ -44,7 +44,9 @@ pub trait Module {
             let value = source(&name).ok_or_else(|| Error::new(format!("there is no value for parameter `{name}`")))?;
             if value.shape() != param.shape() {
                 let (expected, found) = (param.shape(), value.shape());
-                return Err(Error::new(format!("parameter `{name}` has shape {expected:?}, the value given has {found:?}")));
+                return Err(Error::new(format!(
+                    "parameter `{name}` has shape {expected:?}, the value given has {found:?}"
+                )));
             }
             values.push(value.cast(param.dtype()));
         }

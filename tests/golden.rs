@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kumiki::autograd::{Gradients, Tape, Var};
-use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoBlock, TangoConfig, TransformerBlock, TransformerConfig};
+use kumiki::models::{
+    Architecture, LanguageModel, LanguageModelConfig, TangoBlock, TangoConfig, TransformerBlock, TransformerConfig,
+};
 use kumiki::nn::{AdamW, Decay, Init, Module, Schedule, clip_global_norm};
 use kumiki::ops::{self, testing::difference};
 use kumiki::tensor::{DType, Tensor, safetensors};
@@ -46,7 +48,8 @@ struct Golden {
 impl Golden {
     fn load(path: &Path) -> Golden {
         let contents = safetensors::load(path).unwrap_or_else(|e| panic!("{e}"));
-        let meta = |key: &str| contents.metadata.get(key).unwrap_or_else(|| panic!("{}: no metadata `{key}`", path.display()));
+        let meta =
+            |key: &str| contents.metadata.get(key).unwrap_or_else(|| panic!("{}: no metadata `{key}`", path.display()));
         let config = serde_json::from_str(meta("config")).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         Golden { name, kind: meta("kind").clone(), config, tensors: contents.tensors }
@@ -78,7 +81,14 @@ impl Golden {
 
     fn close(&self, dtype: DType, what: &str, got: &Tensor, expected: &Tensor) {
         assert_eq!(got.dtype(), dtype, "{}: {what}", self.name);
-        assert_eq!(got.len(), expected.len(), "{}: {what}: shape {:?} against {:?}", self.name, got.shape(), expected.shape());
+        assert_eq!(
+            got.len(),
+            expected.len(),
+            "{}: {what}: shape {:?} against {:?}",
+            self.name,
+            got.shape(),
+            expected.shape()
+        );
         let tolerance = if dtype == DType::F64 { 1e-10 } else { 2e-4 };
         if let Some(problem) = difference(&got.to_f64_vec(), &expected.to_f64_vec(), tolerance) {
             panic!("{} {dtype} {what}: {problem}", self.name);
@@ -106,11 +116,18 @@ impl Golden {
     fn op(&self, dtype: DType, output: &str, f: impl Fn(&dyn Fn(&str) -> Var) -> Var) {
         let tape = Tape::new();
         let is_leaf = |k: &str| k.starts_with("in.") || k.starts_with("param.");
-        let leaves: BTreeMap<&str, Var> =
-            self.tensors.iter().filter(|(k, _)| is_leaf(k)).map(|(k, t)| (k.as_str(), tape.leaf(t.cast(dtype)))).collect();
+        let leaves: BTreeMap<&str, Var> = self
+            .tensors
+            .iter()
+            .filter(|(k, _)| is_leaf(k))
+            .map(|(k, t)| (k.as_str(), tape.leaf(t.cast(dtype))))
+            .collect();
         let get = |name: &str| {
             let full = [format!("in.{name}"), format!("param.{name}")];
-            full.iter().find_map(|k| leaves.get(k.as_str())).unwrap_or_else(|| panic!("{}: no {name}", self.name)).clone()
+            full.iter()
+                .find_map(|k| leaves.get(k.as_str()))
+                .unwrap_or_else(|| panic!("{}: no {name}", self.name))
+                .clone()
         };
         let y = f(&get);
         self.walk(dtype, &tape, &[(output, &y)], &leaves.iter().map(|(k, v)| (*k, v)).collect::<Vec<_>>());
@@ -188,7 +205,14 @@ fn block_tango(g: &Golden, dtype: DType) {
 
 fn block_transformer(g: &Golden, dtype: DType) {
     let up = g.tensor("param.w_up").shape();
-    let config = TransformerConfig { d_model: up[1], heads: g.usize("heads"), d_ff: up[0], applications: 1, tied: true, rope_base: 1e4 };
+    let config = TransformerConfig {
+        d_model: up[1],
+        heads: g.usize("heads"),
+        d_ff: up[0],
+        applications: 1,
+        tied: true,
+        rope_base: 1e4,
+    };
     let block = TransformerBlock::new(&config, &Init::new(0, dtype));
     g.block(dtype, block, |block, tape, h| block.forward(tape, h, None));
 }
@@ -221,7 +245,13 @@ fn train(g: &Golden, dtype: DType) {
         total: g.usize("total_steps") as u64,
         decay: Decay::Cosine,
     };
-    let mut adam = AdamW { beta1: g.f64("beta1"), beta2: g.f64("beta2"), eps: g.f64("eps"), weight_decay: g.f64("weight_decay"), ..AdamW::default() };
+    let mut adam = AdamW {
+        beta1: g.f64("beta1"),
+        beta2: g.f64("beta2"),
+        eps: g.f64("eps"),
+        weight_decay: g.f64("weight_decay"),
+        ..AdamW::default()
+    };
     let tokens = g.tensor("int.tokens"); // [steps, B, T + 1]
     let (steps, length) = (tokens.dim(0), tokens.dim(2));
     let (mut losses, mut norms, mut rates) = (vec![], vec![], vec![]);
@@ -273,7 +303,8 @@ fn golden_files() {
     let folder = std::env::var_os("KUMIKI_GOLDEN")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden"), PathBuf::from);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display()));
-    let mut paths: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "safetensors")).collect();
+    let mut paths: Vec<PathBuf> =
+        entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "safetensors")).collect();
     paths.sort();
     assert!(!paths.is_empty(), "{} holds no .safetensors file", folder.display());
     let (mut passed, mut skipped) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
@@ -285,7 +316,11 @@ fn golden_files() {
             continue;
         }
         for dtype in [DType::F64, DType::F32] {
-            assert!(run(&golden, dtype), "{}: kind `{kind}` is neither known nor in the list of those to come", golden.name);
+            assert!(
+                run(&golden, dtype),
+                "{}: kind `{kind}` is neither known nor in the list of those to come",
+                golden.name
+            );
         }
         *passed.entry(kind).or_default() += 1;
     }

@@ -22,7 +22,10 @@ fn every_gradient_of_every_model_equals_central_differences() {
             targets.make_mut::<i64>()[4] = -1;
             let check = GradCheck { max_elements: 25, ..GradCheck::default() };
             let report = check.run(&[], &named(&m), |tape, _| m.loss(tape, &inputs, &targets));
-            assert!(report.error() < 1e-6 && report.without_gradient.is_empty(), "{name}, checkpoint {checkpoint}: {report}");
+            assert!(
+                report.error() < 1e-6 && report.without_gradient.is_empty(),
+                "{name}, checkpoint {checkpoint}: {report}"
+            );
         }
     }
 }
@@ -42,7 +45,12 @@ fn no_output_depends_on_a_later_token() {
             let changed = logits(&after);
             for t in 0..length {
                 let same = changed.select(1, t).to_f64_vec() == reference.select(1, t).to_f64_vec();
-                assert_eq!(same, t < at, "{name}: token {at} changed, position {t} {}", if same { "did not" } else { "did" });
+                assert_eq!(
+                    same,
+                    t < at,
+                    "{name}: token {at} changed, position {t} {}",
+                    if same { "did not" } else { "did" }
+                );
             }
         }
     }
@@ -94,7 +102,9 @@ fn parameter_counts_and_names_are_those_of_the_specification() {
         assert_eq!(m.param_count(), kumiki::models::accounting::total_params(&m.config), "{name}");
         assert_eq!(m.block_param_count(), kumiki::models::accounting::block_params(&architecture), "{name}");
     }
-    let names = |i: usize| -> Vec<String> { model(&architectures()[i].1, DType::F32).params().into_iter().map(|(n, _)| n).collect() };
+    let names = |i: usize| -> Vec<String> {
+        model(&architectures()[i].1, DType::F32).params().into_iter().map(|(n, _)| n).collect()
+    };
     let block = ["norm", "wq", "wk", "wg", "wv", "wo", "log_tau"].map(|n| format!("blocks.0.{n}"));
     assert_eq!(names(0), [&["embedding".to_owned()][..], &block, &["norm_out".to_owned()]].concat());
     let block = ["norm1", "wq", "wk", "wv", "wo", "norm2", "w_gate", "w_up", "w_down"].map(|n| format!("blocks.0.{n}"));
@@ -105,7 +115,8 @@ fn parameter_counts_and_names_are_those_of_the_specification() {
 #[test]
 fn a_model_trained_in_f64_and_f32_agrees() {
     for (name, architecture) in architectures() {
-        let loss = |dtype| model(&architecture, dtype).loss(&Tape::inference(), &tokens(1, 2, 30), &tokens(2, 2, 30)).item();
+        let loss =
+            |dtype| model(&architecture, dtype).loss(&Tape::inference(), &tokens(1, 2, 30), &tokens(2, 2, 30)).item();
         let (double, single) = (loss(DType::F64), loss(DType::F32));
         assert!((double - single).abs() < 1e-5, "{name}: {double} {single}");
     }

@@ -18,7 +18,8 @@ pub const MODEL_FILE: &str = "model.safetensors";
 /// When the folder cannot be made or written; a checkpoint that was there before stays as it was.
 pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, String>) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
-    let config = serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
+    let config =
+        serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
     let mut metadata = notes.clone();
     metadata.insert("format".into(), "kumiki language model, version 1".into());
     metadata.insert("config".into(), config);
@@ -40,7 +41,8 @@ pub fn load(path: &Path, dtype: DType) -> Result<LanguageModel> {
     let config: LanguageModelConfig =
         serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
     // The sizes come from a file: a model that the file cannot hold must not be allocated.
-    let wanted = kumiki_models::accounting::checked_total_params(&config).ok_or_else(|| failed("its sizes are absurd".into()))?;
+    let wanted = kumiki_models::accounting::checked_total_params(&config)
+        .ok_or_else(|| failed("its sizes are absurd".into()))?;
     let held: usize = contents.tensors.values().map(Tensor::len).sum();
     if wanted != held {
         return Err(failed(format!("its configuration asks for {wanted} parameters, the tensors hold {held}")));

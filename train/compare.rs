@@ -33,7 +33,8 @@ impl Data {
     /// When there is no such path, or it holds too little text for the settings; with the counts.
     pub fn open(name: &str, settings: &Settings) -> Result<Data> {
         if name == "math" {
-            let (train, val) = (Source::Math(MathText::new(SplitName::Train)), Source::Math(MathText::new(SplitName::Interpolate)));
+            let (train, val) =
+                (Source::Math(MathText::new(SplitName::Train)), Source::Math(MathText::new(SplitName::Interpolate)));
             return Ok(Data { name: name.into(), train, val });
         }
         let split = Corpus::open(name)?.split(settings.val_fraction, settings.seq)?;
@@ -118,8 +119,8 @@ pub fn train_model(
 ) -> Result<ModelResult> {
     let started = Instant::now();
     let config = settings.model(name, ByteTokenizer::VOCAB)?;
-    let mut model =
-        LanguageModel::new(&config, settings.seed, settings.dtype()?).map_err(|e| Error::new(format!("model `{name}`: {e}")))?;
+    let mut model = LanguageModel::new(&config, settings.seed, settings.dtype()?)
+        .map_err(|e| Error::new(format!("model `{name}`: {e}")))?;
     model.checkpoint_activations = settings.checkpoint_activations;
     let validation = data.validation(settings)?;
     let mut trainer = Trainer::new(model, settings.step_config()?, data.batches(settings)?, settings.seed)?;
@@ -174,8 +175,14 @@ pub fn train_model(
 }
 
 fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings) -> Result<()> {
-    let settings = serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
-    let notes = [("model", name.to_owned()), ("step", trainer.steps_done().to_string()), ("tokenizer", "byte".into()), ("settings", settings)];
+    let settings =
+        serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
+    let notes = [
+        ("model", name.to_owned()),
+        ("step", trainer.steps_done().to_string()),
+        ("tokenizer", "byte".into()),
+        ("settings", settings),
+    ];
     let notes: BTreeMap<String, String> = notes.map(|(k, v)| (k.to_owned(), v)).into();
     checkpoint::save(folder, &trainer.model, &notes)
 }

@@ -43,7 +43,10 @@ impl Sampling {
     /// When no logit is a number, or one is positive infinity or NaN: a model that has diverged.
     pub fn choose(&self, logits: &[f64], rng: &mut Rng) -> Result<usize> {
         if let Some(bad) = logits.iter().position(|x| x.is_nan() || *x == f64::INFINITY) {
-            return Err(Error::new(format!("the model gives a logit of {} for token {bad}; it has diverged", logits[bad])));
+            return Err(Error::new(format!(
+                "the model gives a logit of {} for token {bad}; it has diverged",
+                logits[bad]
+            )));
         }
         // Most likely first; the stable sort keeps the lower id first among equals.
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -151,9 +154,16 @@ mod tests {
         let mut rng = Rng::new(1);
         let plain = Sampling::default();
         assert!(plain.choose(&[0.0, f64::NAN], &mut rng).unwrap_err().to_string().contains("diverged"));
-        assert!(plain.choose(&[f64::NEG_INFINITY; 2], &mut rng).unwrap_err().to_string().contains("none of the 2 logits"));
+        assert!(
+            plain.choose(&[f64::NEG_INFINITY; 2], &mut rng).unwrap_err().to_string().contains("none of the 2 logits")
+        );
         assert_eq!(plain.choose(&[f64::NEG_INFINITY, -1e308], &mut rng).unwrap(), 1);
-        for bad in [Sampling { temperature: -1.0, ..plain }, Sampling { temperature: f64::NAN, ..plain }, Sampling { top_p: 0.0, ..plain }, Sampling { top_p: 1.5, ..plain }] {
+        for bad in [
+            Sampling { temperature: -1.0, ..plain },
+            Sampling { temperature: f64::NAN, ..plain },
+            Sampling { top_p: 0.0, ..plain },
+            Sampling { top_p: 1.5, ..plain },
+        ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }
     }

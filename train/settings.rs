@@ -165,7 +165,15 @@ impl Settings {
         let architecture = match name {
             "tango" => {
                 let (heads, head_dim) = (self.heads, self.head_dim);
-                Architecture::Tango(TangoConfig { d_model, heads, head_dim, gate_width: heads, applications, tied: true, rope_base })
+                Architecture::Tango(TangoConfig {
+                    d_model,
+                    heads,
+                    head_dim,
+                    gate_width: heads,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
             }
             "recurrent" => transformer(true),
             "untied" => transformer(false),
@@ -201,7 +209,8 @@ impl Settings {
             "constant" => Decay::Constant,
             other => return Err(Error::new(unknown("schedule", other, &["cosine", "linear", "wsd", "constant"]))),
         };
-        let schedule = Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
+        let schedule =
+            Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
         Ok(StepConfig { schedule, weight_decay: self.weight_decay, clip: self.clip, accumulate: self.accumulate })
     }
 
@@ -242,7 +251,10 @@ mod tests {
         for (error, hint) in [
             (Settings::preset("tinny").unwrap_err(), "did you mean `tiny`"),
             (settings.model("tangoo", 256).unwrap_err(), "did you mean `tango`"),
-            (Settings { schedule: "cosin".into(), ..settings.clone() }.step_config().unwrap_err(), "did you mean `cosine`"),
+            (
+                Settings { schedule: "cosin".into(), ..settings.clone() }.step_config().unwrap_err(),
+                "did you mean `cosine`",
+            ),
             (Settings { dtype: "f16".into(), ..settings.clone() }.dtype().unwrap_err(), "unknown dtype `f16`"),
             (Settings { lr: f64::NAN, ..settings.clone() }.step_config().unwrap_err(), "lr must be a positive number"),
             (Settings { transformer_heads: 3, ..settings.clone() }.model("untied", 256).unwrap_err(), "found 3 heads"),

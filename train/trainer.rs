@@ -84,7 +84,8 @@ impl Trainer {
     pub fn step(&mut self) -> Result<StepReport> {
         let started = Instant::now();
         let accumulate = self.config.accumulate as u64;
-        let batches: Vec<_> = (0..accumulate).map(|i| to_tensors(&self.batches.get(self.step * accumulate + i))).collect();
+        let batches: Vec<_> =
+            (0..accumulate).map(|i| to_tensors(&self.batches.get(self.step * accumulate + i))).collect();
         let counted: u64 = batches.iter().map(|(_, targets)| count(targets)).sum();
         // Every token has the same weight: sums over all batches, divided once, never a mean of means.
         let weight = 1.0 / counted.max(1) as f64;
@@ -97,7 +98,9 @@ impl Trainer {
         }
         let number = self.step + 1;
         if !loss.is_finite() {
-            return Err(Error::new(format!("the loss of step {number} is {loss}; the parameters are as they were before it")));
+            return Err(Error::new(format!(
+                "the loss of step {number} is {loss}; the parameters are as they were before it"
+            )));
         }
         let lr = self.config.schedule.rate(self.step);
         let mut params = self.model.params_mut();

@@ -6,12 +6,27 @@ use kumiki::tensor::{DType, Rng, Tensor};
 
 /// A TANGO stack of 3 applications, 2 heads; sizes are odd where they may be.
 pub fn tango(tied: bool) -> Architecture {
-    Architecture::Tango(TangoConfig { d_model: 12, heads: 2, head_dim: 4, gate_width: 10, applications: 3, tied, rope_base: 1e4 })
+    Architecture::Tango(TangoConfig {
+        d_model: 12,
+        heads: 2,
+        head_dim: 4,
+        gate_width: 10,
+        applications: 3,
+        tied,
+        rope_base: 1e4,
+    })
 }
 
 /// A Transformer++ stack of 3 applications, 2 heads.
 pub fn transformer(tied: bool) -> Architecture {
-    Architecture::Transformer(TransformerConfig { d_model: 12, heads: 2, d_ff: 17, applications: 3, tied, rope_base: 1e4 })
+    Architecture::Transformer(TransformerConfig {
+        d_model: 12,
+        heads: 2,
+        d_ff: 17,
+        applications: 3,
+        tied,
+        rope_base: 1e4,
+    })
 }
 
 /// Every architecture, tied and untied.
