@@ -6,6 +6,7 @@
 //!
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
+mod bench;
 mod cast;
 pub mod gemm;
 mod registry;
@@ -13,5 +14,6 @@ pub mod simd;
 #[doc(hidden)]
 pub mod testing;
 
+pub use bench::{Roofline, Timing};
 pub use cast::cast;
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};

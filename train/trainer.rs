@@ -97,7 +97,7 @@ impl Trainer {
         }
         let number = self.step + 1;
         if !loss.is_finite() {
-            return Err(Error::new(format!("the loss of step {number} is {loss}; the parameters are as they were before it")));
+            return Err(Error::new(format!("the loss of step {number} is {loss}")));
         }
         let lr = self.config.schedule.rate(self.step);
         let mut params = self.model.params_mut();
