@@ -1,19 +1,17 @@
-//! kumiki's CUDA tier: device, buffers, launches.
-//!
-//! There is nothing of it yet but the answer to the question whether it can be used.
+//! kumiki's CUDA tier: device, buffers, launches. There is no CUDA support yet; this crate says so plainly.
 
-/// Whether CUDA can be used here.
+/// Whether a CUDA device can be used.
 ///
 /// # Errors
-/// Always for now, with the sentence to show.
+/// Always, with the reason: this build has no CUDA support yet.
 pub fn availability() -> Result<(), String> {
-    Err("no CUDA support yet; run on the CPU with --device cpu, the default".to_owned())
+    Err("no CUDA support yet: kumiki runs on the CPU only".into())
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn case_44_the_answer_is_a_plain_sentence() {
+    fn the_stub_says_what_it_is() {
         assert!(super::availability().unwrap_err().contains("no CUDA support yet"));
     }
 }

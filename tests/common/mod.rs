@@ -1,0 +1,43 @@
+//! Small models that the integration tests share.
+#![allow(dead_code)] // every test binary uses its part
+
+use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig};
+use kumiki::tensor::{DType, Rng, Tensor};
+
+/// A TANGO stack of 3 applications, 2 heads; sizes are odd where they may be.
+pub fn tango(tied: bool) -> Architecture {
+    Architecture::Tango(TangoConfig { d_model: 12, heads: 2, head_dim: 4, gate_width: 10, applications: 3, tied, rope_base: 1e4 })
+}
+
+/// A Transformer++ stack of 3 applications, 2 heads.
+pub fn transformer(tied: bool) -> Architecture {
+    Architecture::Transformer(TransformerConfig { d_model: 12, heads: 2, d_ff: 17, applications: 3, tied, rope_base: 1e4 })
+}
+
+/// Every architecture, tied and untied.
+pub fn architectures() -> Vec<(&'static str, Architecture)> {
+    vec![
+        ("tango tied", tango(true)),
+        ("tango untied", tango(false)),
+        ("transformer tied", transformer(true)),
+        ("transformer untied", transformer(false)),
+    ]
+}
+
+/// A model over 11 token ids. Norm weights and temperatures are moved off their round starting values.
+pub fn model(architecture: &Architecture, dtype: DType) -> LanguageModel {
+    use kumiki::nn::Module;
+    let config = LanguageModelConfig { n_vocab: 11, architecture: architecture.clone() };
+    let mut model = LanguageModel::new(&config, 3, dtype).unwrap();
+    for (name, param) in model.params_mut() {
+        let spread = if name == "embedding" { 0.5 } else { 0.1 };
+        let noise = Rng::new(9).fork(&name).normal(dtype, param.shape(), 0.0, spread);
+        param.value_mut().add_assign(&noise);
+    }
+    model
+}
+
+/// Random token ids `[rows, len]`.
+pub fn tokens(seed: u64, rows: usize, len: usize) -> Tensor {
+    Rng::new(seed).fork("tokens").ids(DType::I64, &[rows, len], 11)
+}
