@@ -301,7 +301,7 @@ mod tests {
             assert!(*phase <= 2);
             let seen: HashSet<u64> = order.iter().map(|s| (s - phase) / 8).collect();
             assert_eq!(seen.len(), 100);
-            assert!(order.iter().all(|s| (s - phase) % 8 == 0 && s + 8 < 803));
+            assert!(order.iter().all(|s| (s - phase).is_multiple_of(8) && s + 8 < 803));
             orders.push(order);
         }
         assert!(orders.iter().map(|o| o.iter().min().unwrap()).collect::<HashSet<_>>().len() > 1, "one phase only");

@@ -367,6 +367,7 @@ mod tests {
             assert_eq!(out, [0; 257]);
         }
         assert_eq!(corpus.ids(0..6), [115, 116, 97, 114, 116, 0]);
-        assert!(resident() < before + (32 << 10), "reading grew memory from {before} to {} KiB", resident());
+        // Far below the file's size, far above what other tests of this process may hold.
+        assert!(resident() < before + (512 << 10), "reading grew memory from {before} to {} KiB", resident());
     }
 }

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod compare;
 pub mod corpus;
+pub mod data;
 mod error;
 pub mod log;
 pub mod math;

@@ -1,6 +1,6 @@
 //! `curves.svg`: loss against training tokens for one or several models.
 //!
-//! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points joined by a thin line.
+//! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points.
 //! Values that are not finite leave gaps. The first drop from the untrained loss would flatten everything else, so the
 //! axis ends a little above where most of the curve runs; what is higher leaves the picture at the top edge. Colours
 //! are those of Okabe and Ito, told apart by all kinds of colour vision. Text stays text in the file.
@@ -99,6 +99,9 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]
     for (n, curve) in curves.iter().enumerate() {
         draw_curve(&mut chart, curve, n, y_range.1)?;
     }
+    for (n, curve) in curves.iter().enumerate() {
+        draw_validation(&mut chart, curve, n, y_range.1)?;
+    }
     if curves.iter().all(|c| c.train.iter().chain(&c.val).all(|p| !p.1.is_finite())) {
         let style = (FONT, 18).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Center));
         let middle = ((x_range.0 + x_range.1) / 2.0, (y_range.0 + y_range.1) / 2.0);
@@ -124,31 +127,22 @@ fn draw_curve<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve, n: usize, to
     // The eighth curve has the first's colour, and no filling of its points.
     let again = n >= COLOURS.len();
     let strong = colour.stroke_width(if again { 1 } else { 2 });
-    for run in runs(&curve.train, top) {
+    for run in runs(&thinned(curve.train.clone()), top) {
         chart.draw_series(LineSeries::new(run, colour.mix(0.22)))?;
     }
     let smooth = smoothed(&curve.train);
-    for run in runs(&smooth, top) {
+    for run in runs(&thinned(smooth.clone()), top) {
         // A line of one point is invisible.
         if let [only] = run[..] {
             chart.draw_series([Circle::new(only, 2, colour.filled())])?;
         }
         chart.draw_series(LineSeries::new(run, strong))?;
     }
-    for run in runs(&curve.val, top) {
-        chart.draw_series(LineSeries::new(run.clone(), colour.mix(0.6)))?;
-        let inside = run.into_iter().filter(|p| p.1 < top);
-        let fill = if again { WHITE.filled() } else { colour.filled() };
-        for p in inside {
-            chart.draw_series([Circle::new(p, 5, WHITE.filled()), Circle::new(p, 4, fill)])?;
-            chart.draw_series([Circle::new(p, 4, colour.stroke_width(1))])?;
-        }
-    }
     let last = |points: &[(f64, f64)]| points.last().map(|p| p.1);
     let label = match (last(&curve.val), last(&smooth)) {
-        (Some(v), _) => format!("{}   validation {}", curve.name, number(v)),
-        (None, Some(t)) => format!("{}   training {}", curve.name, number(t)),
-        (None, None) => format!("{}   no points", curve.name),
+        (Some(v), _) => format!("{}: validation {}", curve.name, number(v)),
+        (None, Some(t)) => format!("{}: training {}", curve.name, number(t)),
+        (None, None) => format!("{}: no points", curve.name),
     };
     let has_val = !curve.val.is_empty();
     chart.draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?.label(label).legend(move |(x, y)| {
@@ -156,6 +150,16 @@ fn draw_curve<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve, n: usize, to
         let size = if has_val { 4 } else { 0 };
         EmptyElement::at((0, 0)) + line + Circle::new((x + 13, y), size, colour.filled())
     });
+    Ok(())
+}
+
+fn draw_validation(chart: &mut Chart<'_, '_>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
+    let colour = COLOURS[n % COLOURS.len()];
+    let fill = if n >= COLOURS.len() { WHITE } else { colour };
+    for p in curve.val.iter().copied().filter(|p| p.1 <= top) {
+        // A white rim keeps points apart that lie on one another.
+        chart.draw_series([(6, WHITE), (5, colour), (4, fill)].map(|(r, c)| Circle::new(p, r, c.filled())))?;
+    }
     Ok(())
 }
 
@@ -181,23 +185,34 @@ fn level(y: f64, span: f64) -> String {
     format!("{y:.digits$}")
 }
 
-/// Exponential moving average over about a fiftieth of the points, started anew after a gap.
+/// Mean over a window of about a twentieth of the points: centred, so that it does not lag behind a falling curve; narrower
+/// at the start for the same reason; at the end with what there is. It does not reach over gaps.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let keep = 1.0 - 2.0 / (points.len() as f64 / 50.0 + 2.0);
-    // Weighted sum and sum of weights: unbiased from the first point on.
-    let (mut sum, mut weight) = (0.0, 0.0);
-    points
-        .iter()
-        .map(|&(x, y)| {
-            if !y.is_finite() {
-                (sum, weight) = (0.0, 0.0);
-                return (x, y);
-            }
-            sum = keep * sum + y;
-            weight = keep * weight + 1.0;
-            (x, sum / weight)
-        })
-        .collect()
+    let reach = points.len() / 40;
+    let mut out = Vec::with_capacity(points.len());
+    for run in points.chunk_by(|a, b| a.1.is_finite() == b.1.is_finite()) {
+        if !run[0].1.is_finite() {
+            out.extend_from_slice(run);
+            continue;
+        }
+        let mut sums = vec![0.0];
+        for p in run {
+            sums.push(sums[sums.len() - 1] + p.1);
+        }
+        out.extend((0..run.len()).map(|n| {
+            let left = reach.min(n);
+            let right = left.min(run.len() - 1 - n);
+            (run[n].0, (sums[n + right + 1] - sums[n - left]) / (left + right + 1) as f64)
+        }));
+    }
+    out
+}
+
+/// At most about 2000 points, keeping all gaps: more cannot be seen and make the file heavy.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let (step, last) = (points.len().div_ceil(2000).max(1), points.len().saturating_sub(1));
+    let keep = |(n, p): (usize, (f64, f64))| (n % step == 0 || n == last || !p.1.is_finite()).then_some(p);
+    points.into_iter().enumerate().filter_map(keep).collect()
 }
 
 /// The stretches of finite points below `top`, cut exactly at the edge.
@@ -241,7 +256,7 @@ fn ranges(curves: &[Curve]) -> ((f64, f64), (f64, f64)) {
         high = high.max(val.iter().map(|p| p.1).fold(high, f64::max));
     }
     ys.sort_by(f64::total_cmp);
-    if let Some(most) = ys.get((ys.len() * 19 / 20).min(ys.len().saturating_sub(1))) {
+    if let Some(most) = ys.get((ys.len() * 9 / 10).min(ys.len().saturating_sub(1))) {
         high = high.max(*most);
     }
     if !low.is_finite() {
@@ -298,9 +313,20 @@ mod tests {
     #[test]
     fn smoothing_is_unbiased_and_follows() {
         assert!(smoothed(&line(200, |_| 5.0)).iter().all(|p| (p.1 - 5.0).abs() < 1e-12));
+        // A straight fall stays where it is, up to the end's half window.
+        let fall = line(400, |i| 10.0 - i);
+        assert!(smoothed(&fall)[..390].iter().zip(&fall).all(|(s, p)| (s.1 - p.1).abs() < 1e-9));
         let noisy = smoothed(&line(2000, |i| 2.0 + if i % 2.0 == 0.0 { 1.0 } else { -1.0 }));
-        assert!(noisy[1000..].iter().all(|p| (p.1 - 2.0).abs() < 0.1));
+        assert!(noisy[100..].iter().all(|p| (p.1 - 2.0).abs() < 0.05));
         assert_eq!(smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 7.0)])[2].1, 7.0);
+    }
+
+    #[test]
+    fn long_runs_make_small_files_and_keep_gaps() {
+        let many = thinned(line(1_000_000, |i| if i == 1001.0 { f64::NAN } else { 1.0 }));
+        assert!(many.len() <= 2002 && many.iter().any(|p| p.1.is_nan()));
+        assert_eq!(many[many.len() - 1].0, 999_999_000.0);
+        assert_eq!(thinned(line(2000, |i| i)), line(2000, |i| i));
     }
 
     #[test]
@@ -329,31 +355,5 @@ mod tests {
     fn tick_labels() {
         assert_eq!([0.0, 500.0, 1500.0, 2e6, 1.25e9].map(short), ["0", "500", "1.5k", "2M", "1.25G"]);
         assert_eq!((level(2.5, 4.0), level(2.501, 0.01)), ("2.50".into(), "2.5010".into()));
-    }
-
-    #[test]
-    fn show() {
-        let mut state = 1u64;
-        let mut noise = || {
-            state = crate::mix::mix(state);
-            (state >> 11) as f64 / (1u64 << 53) as f64 - 0.5
-        };
-        let mut curve = |name: &str, floor: f64, speed: f64| {
-            let y = |i: f64| floor + (5.55 - floor) * (-i / speed).exp() + 0.4 * (-i / 150.0).exp();
-            let train = (1..=250).map(|i| (f64::from(i) * 4096.0, y(f64::from(i)) + 0.18 * noise())).collect();
-            let val = (1..=5).map(|i| (f64::from(i) * 50.0 * 4096.0, y(f64::from(i) * 50.0) + 0.02)).collect();
-            Curve { name: name.into(), train, val }
-        };
-        let curves = [
-            curve("tango", 1.85, 22.0),
-            curve("wango", 1.80, 23.0),
-            curve("recurrent", 2.12, 18.0),
-            curve("untied", 2.05, 18.0),
-            curve("gau", 2.02, 20.0),
-            curve("flash", 2.0, 24.0),
-        ];
-        write("/tmp/show.svg", "Validation loss, preset tiny", &curves).unwrap();
-        write("/tmp/show1.svg", "One model", &curves[..2]).unwrap();
-        write("/tmp/show0.svg", "None", &[]).unwrap();
     }
 }

@@ -34,13 +34,18 @@ impl Draw {
     }
 
     /// Evenly from `0..n` (the bias of the multiplication is below n / 2^64).
+    fn scaled(&mut self, n: u64) -> u64 {
+        ((u128::from(self.0.next_u64()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// Evenly from `0..n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.0.next_u64()) * n as u128) >> 64) as usize
+        self.scaled(n as u64) as usize
     }
 
     /// Evenly from `low..=high`.
     pub(super) fn int(&mut self, low: i128, high: i128) -> i128 {
-        low + self.below((high - low + 1) as usize) as i128
+        low + i128::from(self.scaled((high - low + 1) as u64))
     }
 
     /// Evenly from `-max..=max` without 0.

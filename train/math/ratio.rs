@@ -43,6 +43,12 @@ impl Ratio {
         Ratio { num: self.num.abs(), den: self.den }
     }
 
+    fn product(self, num: i128, den: i128) -> Ratio {
+        // Reduced crosswise first, so only results that do not fit overflow.
+        let (a, b) = (Ratio::new(self.num, den), Ratio::new(num, self.den));
+        Ratio { num: checked(a.num.checked_mul(b.num)), den: checked(a.den.checked_mul(b.den)) }
+    }
+
     /// The exact decimal expansion, `-0.125`; `None` if it does not end.
     pub(super) fn decimal(self) -> Option<String> {
         let (mut den, mut twos, mut fives) = (self.den, 0u32, 0u32);
@@ -102,16 +108,15 @@ impl Sub for Ratio {
 impl Mul for Ratio {
     type Output = Ratio;
     fn mul(self, o: Ratio) -> Ratio {
-        // Reduced crosswise first, so only results that do not fit overflow.
-        let (a, b) = (Ratio::new(self.num, o.den), Ratio::new(o.num, self.den));
-        Ratio { num: checked(a.num.checked_mul(b.num)), den: checked(a.den.checked_mul(b.den)) }
+        self.product(o.num, o.den)
     }
 }
 
 impl Div for Ratio {
     type Output = Ratio;
     fn div(self, o: Ratio) -> Ratio {
-        self * Ratio::new(o.den, o.num)
+        assert!(o.num != 0, "division of {self} by zero");
+        self.product(o.den, o.num)
     }
 }
 
