@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use kumiki::tensor::threads;
 use kumiki_train::checkpoint::{self, Checkpoint};
-use kumiki_train::compare::Data;
+use kumiki_train::batches::Validation;
+use kumiki_train::data::Data;
 use kumiki_train::settings::Settings;
 use kumiki_train::trainer::evaluate;
 use kumiki_train::{Error, Result};
@@ -65,9 +66,15 @@ impl Args {
     fn evaluate(self) -> Result<()> {
         let Checkpoint { model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
         let settings = settings_of(&self.checkpoint, notes.get("settings"))?;
-        let data = Data::open(&self.data, &settings)?;
+        let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
         let tokens = self.tokens.unwrap_or(settings.eval_tokens);
-        let windows = data.windows(self.split == Split::Train, settings.batch, settings.seq, tokens)?;
+        let windows = match self.split {
+            Split::Val => data.validation(settings.batch, settings.seq, Some(tokens))?,
+            Split::Train => Some(Validation::new(data.train.clone(), settings.batch, settings.seq, Some(tokens))?),
+        };
+        let windows = windows.ok_or_else(|| {
+            Error::new(format!("{}; --split train evaluates what there is", data.note.as_deref().unwrap_or("nothing is held out")))
+        })?;
         let found = evaluate(&model, &windows, |_| {})?;
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };

@@ -106,7 +106,7 @@ impl Progress {
 
     fn done(&mut self, result: &ModelResult) {
         let text = format!(
-            "{:<3$}  {} steps in {}{}",
+            "{:<4$}  {} steps in {}{}",
             result.model,
             self.steps,
             duration(result.seconds),

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use kumiki::tensor::threads;
 use kumiki_train::Result;
-use kumiki_train::compare::{Data, ModelResult};
+use kumiki_train::compare::ModelResult;
+use kumiki_train::data::Data;
 use kumiki_train::run::{Plan, Results, Run};
 
 use crate::output::{line, program, quoted, remark};
@@ -16,7 +17,7 @@ pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
     threads::in_pool(|| {
         plan.check()?;
-        let data = Data::open(data, &plan.settings)?;
+        let data = Data::open(data, plan.settings.val_fraction, plan.settings.seq)?;
         let note = data.note.clone();
         let mut run = Run::begin(plan, data, folder, restart)?;
         let Results { plan, data, machine, .. } = &run.results;

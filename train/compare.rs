@@ -8,71 +8,13 @@ use kumiki_models::LanguageModel;
 use kumiki_models::accounting::{self, Pairs};
 use serde::Serialize;
 
-use crate::batches::{Batches, Source, Validation};
-use crate::corpus::Corpus;
+use crate::batches::Validation;
+use crate::data::Data;
 use crate::log::{Record, Writer};
-use crate::math::{MathText, SplitName};
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::trainer::{Evaluation, StepReport, Trainer, evaluate};
 use crate::{Error, Result, checkpoint};
-
-/// Training text and held-out text.
-#[derive(Clone, Debug)]
-pub struct Data {
-    /// What was asked for: a path or `math`.
-    pub name: String,
-    /// A sentence for the user when the text is so short that validation suffers.
-    pub note: Option<String>,
-    train: Source,
-    val: Source,
-}
-
-impl Data {
-    /// Opens `math` (built in) or the text at a path; the part `settings.val_fraction` at its end is held out.
-    ///
-    /// # Errors
-    /// When there is no such path, or it holds too little text for the settings; with the counts.
-    pub fn open(name: &str, settings: &Settings) -> Result<Data> {
-        let name = name.to_owned();
-        if name == "math" {
-            let source = |split| Source::Math(MathText::new(split));
-            return Ok(Data { name, note: None, train: source(SplitName::Train), val: source(SplitName::Interpolate) });
-        }
-        let split = Corpus::open(&name)?.split(settings.val_fraction, settings.seq)?;
-        let note = split.note(settings.seq);
-        Ok(Data { name, note, train: Source::Text(split.train), val: Source::Text(split.val) })
-    }
-
-    /// The training batches in the order of the settings' seed.
-    ///
-    /// # Errors
-    /// When the text is too short; with the counts.
-    pub fn batches(&self, settings: &Settings) -> Result<Batches> {
-        Batches::new(self.train.clone(), settings.batch, settings.seq, settings.seed)
-    }
-
-    /// The held-out windows, at most `settings.eval_tokens` target tokens; `None` when the text was too short to hold
-    /// anything out.
-    ///
-    /// # Errors
-    /// When a batch would be empty.
-    pub fn validation(&self, settings: &Settings) -> Result<Option<Validation>> {
-        if matches!(&self.val, Source::Text(text) if text.len() < 2) {
-            return Ok(None);
-        }
-        self.windows(false, settings.batch, settings.seq, settings.eval_tokens).map(Some)
-    }
-
-    /// Windows from the start of the training part or of the held-out part, at most `tokens` target tokens.
-    ///
-    /// # Errors
-    /// When a batch would be empty or the part has fewer than 2 tokens; with the counts.
-    pub fn windows(&self, train: bool, rows: usize, seq: usize, tokens: u64) -> Result<Validation> {
-        let source = if train { &self.train } else { &self.val };
-        Validation::new(source.clone(), rows, seq, Some(tokens))
-    }
-}
 
 /// The entropy of the target tokens' frequencies, in nats: the loss of the best model that does not read its context.
 pub fn unigram_entropy(validation: &Validation) -> f64 {
@@ -155,8 +97,9 @@ pub fn train_model(
     let config = settings.model(name, ByteTokenizer::VOCAB)?;
     let mut model = LanguageModel::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
     model.checkpoint_activations = settings.checkpoint_activations;
-    let validation = data.validation(settings)?;
-    let mut trainer = Trainer::new(model, settings.step_config()?, data.batches(settings)?, settings.seed)?;
+    let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
+    let batches = data.batches(settings.batch, settings.seq, settings.seed)?;
+    let mut trainer = Trainer::new(model, settings.step_config()?, batches, settings.seed)?;
     show(Event::Start { model: name, steps: settings.steps });
     save(&trainer, name, folder, settings)?;
     let mut good = 0;

@@ -18,7 +18,8 @@ use kumiki_ops::simd;
 use kumiki_tensor::threads;
 use serde::Serialize;
 
-use crate::compare::{Data, Event, ModelResult, train_model, unigram_entropy};
+use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
+use crate::data::Data;
 use crate::log::Writer;
 use crate::settings::{MODELS, Settings};
 use crate::{Error, Result, checkpoint};
@@ -205,14 +206,15 @@ impl Run {
                 )));
             }
         }
-        let validation = data.validation(&plan.settings)?;
+        let &Settings { batch, seq, seed, eval_tokens, .. } = &plan.settings;
+        let validation = data.validation(batch, seq, Some(eval_tokens))?;
         let facts = DataFacts {
             name: data.name.clone(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
             unigram_nll: validation.as_ref().map(unigram_entropy),
         };
         // The last thing that can be wrong with the data, before a file is written.
-        data.batches(&plan.settings)?;
+        data.batches(batch, seq, seed)?;
         fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION"), Machine::here());
         let results = Results { kumiki, finished: false, plan, data: facts, machine, rows: vec![], failed: None };
