@@ -26,7 +26,8 @@ use kumiki_train::{Error, Result};
 /// parameters, the same batches in the same order, the same seed and schedule. Start with `kumiki compare tango`.
 #[derive(Parser)]
 #[command(version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
-#[command(max_term_width = 110, after_help = EXAMPLES)]
+// Of an option given twice the last counts, so that an alias or a script can be corrected at its end.
+#[command(args_override_self = true, max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
