@@ -30,9 +30,9 @@ fn after_help() -> String {
     preset_table()
         + "
 Models:
-  tango         TANGO: one block applied L times, whose residual is a gate averaged over earlier tokens
-  recurrent     Transformer++ with one block applied L times
-  untied        Transformer++ with L blocks of their own, of the same size together
+  tango         TANGO: one block applied L times; its residual is a gate averaged over earlier tokens
+  recurrent     Transformer++, one block applied L times
+  untied        Transformer++, L blocks of their own, together as large
 
 Examples:
   kumiki compare tango

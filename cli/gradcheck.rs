@@ -63,8 +63,12 @@ pub fn check_filter(kind: &str, filter: &str, names: &[&str]) -> Result<()> {
     if names.iter().any(|name| name.contains(filter)) {
         return Ok(());
     }
-    let mut known = names.to_vec();
-    known.dedup();
+    let mut known: Vec<&str> = Vec::new();
+    for name in names {
+        if !known.contains(name) {
+            known.push(name);
+        }
+    }
     Err(Error::new(unknown(kind, filter, &known)))
 }
 

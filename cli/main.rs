@@ -25,7 +25,7 @@ use kumiki_train::{Error, Result};
 /// kumiki trains small language models on your processor and compares architectures under equal conditions: the same
 /// parameters, the same batches in the same order, the same seed and schedule. Start with `kumiki compare tango`.
 #[derive(Parser)]
-#[command(version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "kumiki", version, subcommand_required = true, arg_required_else_help = true)]
 // Of an option given twice the last counts, so that an alias or a script can be corrected at its end.
 #[command(args_override_self = true, max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
@@ -46,7 +46,8 @@ Examples:
   kumiki bench ops                         how fast is every operator on this machine?
 
 `kumiki COMMAND --help` explains every option of a command.
-KUMIKI_THREADS sets the number of threads (results do not depend on it); KUMIKI_SIMD=portable|avx2|avx512 the instructions.";
+KUMIKI_THREADS sets the number of threads; results do not depend on it.
+KUMIKI_SIMD=portable|avx2|avx512 chooses the instructions.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Device {
