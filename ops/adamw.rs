@@ -125,7 +125,8 @@ mod tests {
                     t.make_mut::<f64>().iter_mut().for_each(|x| *x = f(*x));
                     t.cast(dtype)
                 };
-                let (mut p, g, mut m, mut v) = (draw(|x| x), draw(|x| x), draw(|x| 0.1 * x), draw(|x| 0.1 + 0.01 * x * x));
+                let (mut p, g, mut m, mut v) =
+                    (draw(|x| x), draw(|x| x), draw(|x| 0.1 * x), draw(|x| 0.1 + 0.01 * x * x));
                 let before = [&p, &g, &m, &v].map(Tensor::to_f64_vec);
                 adamw_update(&step, &mut p, &g, &mut m, &mut v);
                 let after = [&p, &m, &v].map(Tensor::to_f64_vec);

@@ -59,12 +59,47 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases()].into_iter().flatten().collect()
+    [
+        crate::cast::cases(),
+        crate::concat::cases(),
+        crate::dropout::cases(),
+        crate::embedding::cases(),
+        crate::gather::cases(),
+        crate::index_select::cases(),
+        crate::l2_normalize::cases(),
+        crate::linear::cases(),
+        crate::matmul::cases(),
+        crate::views::cases(),
+        crate::cross_entropy::cases(),
+        crate::cross_entropy_from_hidden::cases(),
+        crate::layer_norm::cases(),
+        crate::rms_norm::cases(),
+        crate::rope::cases(),
+        crate::swiglu::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
-    vec![]
+    [
+        crate::dropout::bench(),
+        crate::embedding::bench(),
+        crate::l2_normalize::bench(),
+        crate::linear::bench(),
+        crate::matmul::bench(),
+        crate::cross_entropy::bench(),
+        crate::cross_entropy_from_hidden::bench(),
+        crate::layer_norm::bench(),
+        crate::rms_norm::bench(),
+        crate::rope::bench(),
+        crate::swiglu::bench(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[cfg(test)]

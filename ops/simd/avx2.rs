@@ -28,7 +28,7 @@ macro_rules! avx2 {
     (
         $elem:ident, $register:ident, $lanes:literal, $mantissa:literal, $bits:ident, $signed:ident,
         arithmetic: $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $max:ident $min:ident,
-        memory: $splat:ident $load:ident $store:ident $maskload:ident $maskstore:ident,
+        memory: $splat:ident $load:ident $store:ident $maskload:ident,
         logic: $and:ident $or:ident $xor:ident $andnot:ident $cmp:ident $blend:ident $movemask:ident,
         integers: $to_int:ident $from_int:ident $isplat:ident $iadd:ident $isub:ident $shl:ident $shr:ident
     ) => {
@@ -101,7 +101,7 @@ macro_rules! avx2 {
             }
             #[inline(always)]
             unsafe fn store_partial_ptr(self, dst: *mut $elem, len: usize) {
-                x86!($maskstore(dst, first(len), self.0))
+                x86!(store_first!($elem, dst, len, self.0))
             }
 
             #[inline(always)]
@@ -234,12 +234,49 @@ macro_rules! halves {
     }};
 }
 
+/// Writes 4, 2 and 1 lanes as the bits of `len` say: masked stores are slow on AMD's cores.
+macro_rules! store_first {
+    (f32, $dst:ident, $len:ident, $x:expr) => {{
+        if $len == 8 {
+            return _mm256_storeu_ps($dst, $x);
+        }
+        let (mut dst, mut x) = ($dst, _mm256_castps256_ps128($x));
+        if $len & 4 != 0 {
+            _mm_storeu_ps(dst, x);
+            dst = dst.add(4);
+            x = _mm256_extractf128_ps::<1>($x);
+        }
+        if $len & 2 != 0 {
+            _mm_storeu_si64(dst.cast(), _mm_castps_si128(x));
+            dst = dst.add(2);
+            x = _mm_movehl_ps(x, x);
+        }
+        if $len & 1 != 0 {
+            _mm_store_ss(dst, x);
+        }
+    }};
+    (f64, $dst:ident, $len:ident, $x:expr) => {{
+        if $len == 4 {
+            return _mm256_storeu_pd($dst, $x);
+        }
+        let (mut dst, mut x) = ($dst, _mm256_castpd256_pd128($x));
+        if $len & 2 != 0 {
+            _mm_storeu_pd(dst, x);
+            dst = dst.add(2);
+            x = _mm256_extractf128_pd::<1>($x);
+        }
+        if $len & 1 != 0 {
+            _mm_store_sd(dst, x);
+        }
+    }};
+}
+
 pub(super) mod f32 {
     avx2! {
         f32, __m256, 8, 23, u32, i32,
         arithmetic: _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_div_ps _mm256_fmadd_ps _mm256_sqrt_ps
             _mm256_max_ps _mm256_min_ps,
-        memory: _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_maskload_ps _mm256_maskstore_ps,
+        memory: _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_maskload_ps,
         logic: _mm256_and_ps _mm256_or_ps _mm256_xor_ps _mm256_andnot_ps _mm256_cmp_ps _mm256_blendv_ps
             _mm256_movemask_ps,
         integers: _mm256_castps_si256 _mm256_castsi256_ps _mm256_set1_epi32 _mm256_add_epi32 _mm256_sub_epi32
@@ -252,7 +289,7 @@ pub(super) mod f64 {
         f64, __m256d, 4, 52, u64, i64,
         arithmetic: _mm256_add_pd _mm256_sub_pd _mm256_mul_pd _mm256_div_pd _mm256_fmadd_pd _mm256_sqrt_pd
             _mm256_max_pd _mm256_min_pd,
-        memory: _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_maskload_pd _mm256_maskstore_pd,
+        memory: _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_maskload_pd,
         logic: _mm256_and_pd _mm256_or_pd _mm256_xor_pd _mm256_andnot_pd _mm256_cmp_pd _mm256_blendv_pd
             _mm256_movemask_pd,
         integers: _mm256_castpd_si256 _mm256_castsi256_pd _mm256_set1_epi64x _mm256_add_epi64 _mm256_sub_epi64

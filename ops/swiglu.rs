@@ -1,0 +1,188 @@
+//! `swiglu`: a gate through SiLU times a second projection.
+//!
+//! Forward: `y = gate · σ(gate) · up`. Backward: `dup = dout · gate · σ(gate)`,
+//! `dgate = dout · up · σ(gate) · (1 + gate · (1 - σ(gate)))`, where `1 - σ(gate) = σ(-gate)` is formed so that large
+//! gates give slopes of exactly 1 and 0. Saved: gate and up; σ is computed again, which is cheaper than to store and read it.
+//! Cost: two reads and one write; the backward three reads and two writes, dup over dout.
+//! Source: Shazeer, GLU Variants Improve Transformer, 2020.
+
+use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+
+use crate::cast::widened;
+use crate::registry::{BenchCase, OpCase};
+use crate::rows::{Formula, pass};
+use crate::simd::{Binary, Kernel, Lanes, Real, map_binary};
+
+const CHUNK: usize = 8 * 1024;
+
+/// `SiLU(gate) · up`, elementwise on equal shapes.
+///
+/// # Panics
+/// When shapes or dtypes differ.
+#[track_caller]
+pub fn swiglu(gate: &Var, up: &Var) -> Var {
+    assert!(
+        gate.shape() == up.shape() && gate.dtype() == up.dtype() && gate.dtype().is_float(),
+        "swiglu: gate {} {:?} and up {} {:?} must be floats of one shape and dtype",
+        gate.dtype(),
+        gate.shape(),
+        up.dtype(),
+        up.shape()
+    );
+    if gate.dtype() == DType::BF16 {
+        return widened(&[gate, up], |v| swiglu(&v[0], &v[1]));
+    }
+    let (a, b) = (gate.value().contiguous(), up.value().contiguous());
+    let mut y = Tensor::empty(gate.dtype(), gate.shape());
+    dispatch_real!("swiglu", gate.dtype(), E => {
+        let (a, b) = (a.as_slice::<E>(), b.as_slice::<E>());
+        threads::parallel_chunks_mut(y.as_mut_slice::<E>(), CHUNK, 4 * CHUNK, |i, y| {
+            let at = i * CHUNK..i * CHUNK + y.len();
+            map_binary(&Gated, &a[at.clone()], &b[at], y);
+        });
+    });
+    Var::from_op(y, &[gate, up], || SwigluBackward { gate: a, up: b })
+}
+
+struct SwigluBackward {
+    gate: Tensor,
+    up: Tensor,
+}
+
+impl Backward for SwigluBackward {
+    fn name(&self) -> &'static str {
+        "swiglu"
+    }
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![("gate", &self.gate), ("up", &self.up)]
+    }
+    fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let mut dup = dout; // overwritten in place unless somebody else holds it
+        let mut dgate = Tensor::empty(dup.dtype(), dup.shape());
+        dispatch_real!("swiglu", dup.dtype(), E => {
+            let (gate, up) = (self.gate.as_slice::<E>(), self.up.as_slice::<E>());
+            threads::parallel_chunks2_mut(
+                (dup.make_mut::<E>(), CHUNK),
+                (dgate.as_mut_slice::<E>(), CHUNK),
+                4 * CHUNK,
+                |i, dup, dgate| {
+                    let at = i * CHUNK..i * CHUNK + dup.len();
+                    E::dispatch(Gradients { gate: &gate[at.clone()], up: &up[at], dup, dgate });
+                },
+            );
+        });
+        // Both come out of the same sigmoid and the same pass; the one that is not needed costs one write.
+        vec![needs[0].then_some(dgate), needs[1].then_some(dup)]
+    }
+}
+
+struct Gated;
+impl<E: Real> Binary<E> for Gated {
+    #[inline(always)]
+    fn apply<L: Lanes<Elem = E>>(&self, gate: L, up: L) -> L {
+        gate * gate.sigmoid() * up
+    }
+}
+
+/// `dup` holds dout before.
+struct Gradients<'a, E> {
+    gate: &'a [E],
+    up: &'a [E],
+    dup: &'a mut [E],
+    dgate: &'a mut [E],
+}
+
+impl<E: Real> Kernel<E> for Gradients<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        let [] = pass::<L, _, 2, 2, 0>(&Slopes, [self.gate, self.up], [self.dup, self.dgate]);
+    }
+}
+
+struct Slopes;
+impl<E: Real> Formula<E, 2, 2, 0> for Slopes {
+    #[inline(always)]
+    fn step<L: Lanes<Elem = E>>(&self, [gate, up]: [L; 2], [dout, _]: [L; 2], _: &mut [L; 0]) -> [L; 2] {
+        let one = L::splat(E::ONE);
+        // σ(g) and σ(-g) from one exponential that cannot overflow.
+        let e = (-gate.abs()).exp();
+        let (large, small) = (one / (one + e), e / (one + e));
+        let negative = gate.lt(L::splat(E::ZERO));
+        let (s, rest) = (L::select(negative, small, large), L::select(negative, large, small));
+        [dout * gate * s, dout * up * s * gate.mul_add(rest, one)]
+    }
+}
+
+pub(crate) fn cases() -> Vec<OpCase> {
+    vec![OpCase::new("swiglu", "", &[("gate", &[2, 3, 5]), ("up", &[2, 3, 5])], |_, v| swiglu(&v[0], &v[1]))]
+}
+
+pub(crate) fn bench() -> Vec<BenchCase> {
+    let (n, f) = (2048, 2048);
+    vec![BenchCase {
+        name: "swiglu",
+        inputs: vec![("gate", vec![n, f]), ("up", vec![n, f])],
+        forward: Box::new(|_, v| swiglu(&v[0], &v[1])),
+        bytes: 3 * n * f * 4,
+        flops: 20 * n * f,
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Chain;
+    use kumiki_autograd::Tape;
+    use proptest::prelude::*;
+
+    fn naive(gate: &[f64], up: &[f64]) -> Vec<f64> {
+        gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn the_chain_holds(seed in any::<u64>(), rows in 0usize..5, f in prop_oneof![0usize..20, 60usize..70],
+                           spread in 0.1..6.0f64) {
+            Chain::new("swiglu", seed, &[("gate", &[rows, f]), ("up", &[rows, f])])
+                .map_input(0, |g| g * spread)
+                .run(|_, v| swiglu(&v[0], &v[1]), |v| naive(&v[0], &v[1]));
+        }
+    }
+
+    #[test]
+    fn many_elements_are_cut_into_tasks() {
+        let mut chain = Chain::new("swiglu", 5, &[("gate", &[3, CHUNK + 1]), ("up", &[3, CHUNK + 1])]);
+        chain.differences = false;
+        chain.run(|_, v| swiglu(&v[0], &v[1]), |v| naive(&v[0], &v[1]));
+    }
+
+    #[test]
+    fn case_13_edge_values_of_silu() {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let tape = Tape::new();
+            let gate = tape.leaf(Tensor::from_slice(&[0.0f64, 1e4, -1e4, 100.0, -100.0], &[5]).cast(dtype));
+            let up = tape.leaf(Tensor::ones(dtype, &[5]));
+            let y = swiglu(&gate, &up);
+            let large = gate.value().to_f64_vec();
+            let close = |got: &Tensor, expected: [f64; 5]| {
+                let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-30;
+                assert!(got.to_f64_vec().into_iter().zip(expected).all(near), "{dtype}: {got:?}");
+            };
+            close(y.value(), [0.0, large[1], 0.0, large[3], 0.0]);
+            let grads = tape.backward_from(&[(&y, Tensor::ones(dtype, &[5]))]);
+            close(grads.get(&gate).unwrap(), [0.5, 1.0, 0.0, 1.0, 0.0]);
+            close(grads.get(&up).unwrap(), [0.0, large[1], 0.0, large[3], 0.0]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "swiglu: gate f32 [2, 3] and up f32 [3] must be floats of one shape and dtype")]
+    fn shapes_are_named() {
+        let zeros = |shape: &[usize]| Var::constant(Tensor::zeros(DType::F32, shape));
+        swiglu(&zeros(&[2, 3]), &zeros(&[3]));
+    }
+}
