@@ -1,2 +1,107 @@
-//! The `kumiki` command.
-fn main() {}
+//! The `kumiki` command: arguments to calls, nothing else.
+
+mod bench;
+mod compare;
+mod eval;
+mod generate;
+mod gradcheck;
+mod options;
+mod output;
+mod progress;
+mod run;
+mod table;
+mod train;
+
+use std::error::Error as _;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use kumiki::{gpu, ops::simd, tensor::threads};
+use kumiki_train::{Error, Result};
+
+/// A tensor engine written from scratch, and the architectures of three 2026 papers on top of it
+///
+/// kumiki trains small language models on your processor and compares architectures under equal conditions: the same
+/// parameters, the same batches in the same order, the same seed and schedule. Start with `kumiki compare tango`.
+#[derive(Parser)]
+#[command(name = "kumiki", version, subcommand_required = true, arg_required_else_help = true)]
+// Of an option given twice the last counts, so that an alias or a script can be corrected at its end.
+#[command(args_override_self = true, max_term_width = 110, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Where to compute
+    #[arg(long, global = true, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kumiki compare tango                     two architectures on generated mathematics, minutes
+  kumiki compare tango --preset nano       the same in seconds
+  kumiki compare tango --data book.txt     on a text of yours
+  kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
+  kumiki gradcheck                         is every gradient right?
+  kumiki bench ops                         how fast is every operator on this machine?
+
+`kumiki COMMAND --help` explains every option of a command.
+KUMIKI_THREADS sets the number of threads; results do not depend on it.
+KUMIKI_SIMD=portable|avx2|avx512 chooses the instructions.";
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Device {
+    /// The processor
+    Cpu,
+    /// An NVIDIA card
+    Cuda,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Compare(compare::Args),
+    Train(train::Args),
+    Eval(eval::Args),
+    Generate(generate::Args),
+    Gradcheck(gradcheck::Args),
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+fn run(cli: Cli) -> Result<()> {
+    if cli.device == Device::Cuda {
+        gpu::availability().map_err(Error::new)?;
+    }
+    // Asked for before anything runs: in the middle of it a wrong value could only be a panic.
+    threads::configured_threads().map_err(Error::new)?;
+    simd::configured_level().map_err(Error::new)?;
+    match cli.command {
+        Command::Compare(args) => args.run(),
+        Command::Train(args) => args.run(),
+        Command::Eval(args) => args.run(),
+        Command::Generate(args) => args.run(),
+        Command::Gradcheck(args) => args.run(),
+        Command::Bench(command) => command.run(),
+    }
+}
+
+fn main() -> ExitCode {
+    let Err(error) = run(Cli::parse()) else { return ExitCode::SUCCESS };
+    // Whoever reads our output has seen enough (`| head`): that is no failure.
+    let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    if error.source().and_then(|e| e.downcast_ref()).is_some_and(closed) {
+        return ExitCode::SUCCESS;
+    }
+    let _ = writeln!(io::stderr(), "kumiki: {error}");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_of_the_arguments_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

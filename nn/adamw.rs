@@ -47,6 +47,11 @@ pub(crate) fn gradients_of_all<'g>(params: &[(String, &mut Param)], grads: &'g G
 }
 
 impl AdamW {
+    /// The experiments' choice with another decay.
+    pub fn with_decay(weight_decay: f64) -> AdamW {
+        AdamW { weight_decay, ..AdamW::default() }
+    }
+
     /// Steps made so far, common to all parameters.
     pub fn steps(&self) -> u64 {
         self.steps

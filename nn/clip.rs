@@ -36,9 +36,8 @@ pub fn clip_global_norm(params: &[(String, &mut Param)], grads: &mut Gradients, 
 fn sum_of_squares(grad: &Tensor) -> f64 {
     let rows = grad.contiguous();
     dispatch!(grad.dtype(), E => {
-        use kumiki_tensor::Element;
         let x = rows.as_slice::<E>();
-        let square = |x: &E| x.to_f64() * x.to_f64();
+        let square = |x: &E| kumiki_tensor::Element::to_f64(*x).powi(2);
         let part = |i: usize| -> f64 { x[i * CHUNK..((i + 1) * CHUNK).min(x.len())].iter().map(square).sum() };
         threads::parallel_map(x.len().div_ceil(CHUNK), CHUNK, part).iter().sum()
     })

@@ -2,9 +2,9 @@
 
 mod common;
 
-use kumiki::ops::simd::{Level, available_levels, with_level};
+use kumiki::ops::simd::{Level, with_level};
 use kumiki::tensor::threads::with_threads;
-use kumiki::train::compare::Data;
+use kumiki::train::data::Data;
 use kumiki::train::settings::Settings;
 use kumiki::train::trainer::{StepReport, Trainer};
 
@@ -20,20 +20,25 @@ fn run(model: &str) -> Vec<[u64; 4]> {
         batch: 4,
         ..Settings::preset("nano").unwrap()
     };
-    let data = Data::open("math", &settings).unwrap();
+    let data = Data::open("math", settings.val_fraction, settings.seq).unwrap();
     let config = settings.model(model, 256).unwrap();
     let model = kumiki::models::LanguageModel::new(&config, settings.seed, settings.dtype().unwrap()).unwrap();
-    let mut trainer =
-        Trainer::new(model, settings.step_config().unwrap(), data.batches(&settings).unwrap(), settings.seed).unwrap();
+    let mut trainer = Trainer::new(
+        model,
+        settings.step_config().unwrap(),
+        data.batches(settings.batch, settings.seq, settings.seed).unwrap(),
+        settings.seed,
+    )
+    .unwrap();
     let bits = |r: StepReport| [r.step, r.loss.to_bits(), r.lr.to_bits(), r.grad_norm.to_bits()];
     (0..10).map(|_| bits(trainer.step().unwrap())).collect()
 }
 
 #[test]
 fn case_43_ten_steps_are_bitwise_equal_with_1_2_and_8_threads_on_every_level() {
-    for level in available_levels() {
+    for level in Level::available() {
         for model in ["tango", "recurrent", "untied"] {
-            let logs = [1, 2, 8].map(|threads| with_level(level, || with_threads(threads, || run(model))));
+            let logs = [1, 2, 8].map(|threads| with_threads(threads, || with_level(level, || run(model))));
             assert_eq!(logs[0], logs[1], "{model} on {level:?}: 1 and 2 threads");
             assert_eq!(logs[0], logs[2], "{model} on {level:?}: 1 and 8 threads");
             assert!(
@@ -42,6 +47,6 @@ fn case_43_ten_steps_are_bitwise_equal_with_1_2_and_8_threads_on_every_level() {
             );
         }
     }
-    println!("levels tried: {:?}", available_levels());
-    assert!(available_levels().contains(&Level::Portable));
+    println!("levels tried: {:?}", Level::available());
+    assert!(Level::available().contains(&Level::Portable));
 }

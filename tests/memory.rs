@@ -3,7 +3,7 @@
 mod common;
 
 use kumiki::tensor::{memory_stats, reset_peak};
-use kumiki::train::compare::Data;
+use kumiki::train::data::Data;
 use kumiki::train::settings::Settings;
 use kumiki::train::trainer::Trainer;
 
@@ -11,11 +11,16 @@ use kumiki::train::trainer::Trainer;
 fn the_peak_of_a_step_does_not_grow_and_a_steady_step_asks_the_system_for_nothing() {
     for model in ["tango", "recurrent"] {
         let settings = Settings { steps: 200, seq: 32, batch: 2, ..Settings::preset("nano").unwrap() };
-        let data = Data::open("math", &settings).unwrap();
+        let data = Data::open("math", settings.val_fraction, settings.seq).unwrap();
         let config = settings.model(model, 256).unwrap();
         let language_model = kumiki::models::LanguageModel::new(&config, 0, settings.dtype().unwrap()).unwrap();
-        let mut trainer =
-            Trainer::new(language_model, settings.step_config().unwrap(), data.batches(&settings).unwrap(), 0).unwrap();
+        let mut trainer = Trainer::new(
+            language_model,
+            settings.step_config().unwrap(),
+            data.batches(settings.batch, settings.seq, settings.seed).unwrap(),
+            0,
+        )
+        .unwrap();
         let mut peak_of_step = || {
             reset_peak();
             trainer.step().unwrap();

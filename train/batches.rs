@@ -11,7 +11,7 @@
 //! **Order on `math`.** Row g of the run is its own contiguous stretch of the endless text, starting with a question.
 
 use crate::corpus::Corpus;
-use crate::math::{self, MathText, SplitName};
+use crate::math::{self, MathText};
 use crate::mix::mix;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -191,7 +191,7 @@ impl Validation {
                 match &self.source {
                     Source::Text(text) => batch.text(text, row * self.seq as u64),
                     // Seed 0 whatever the run's seed: losses of different seeds stay comparable.
-                    Source::Math(text) => batch.math(&text.with_split(SplitName::Interpolate), 0, row),
+                    Source::Math(text) => batch.math(text, 0, row),
                 }
             }
             batch.finish()

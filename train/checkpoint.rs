@@ -12,6 +12,47 @@ use crate::{Error, Result};
 /// The file inside of the folder.
 pub const MODEL_FILE: &str = "model.safetensors";
 
+/// What a file held.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The model.
+    pub model: LanguageModel,
+    /// What was noted when it was saved.
+    pub notes: BTreeMap<String, String>,
+}
+
+/// The file meant by `path`: itself, the model in that folder, or the only model in a folder of that folder.
+///
+/// # Errors
+/// When there is none, or several: then they are named.
+pub fn find(path: &Path) -> Result<PathBuf> {
+    let meta = std::fs::metadata(path).map_err(|e| Error::io("open the checkpoint", path, e))?;
+    if !meta.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let here = path.join(MODEL_FILE);
+    if here.exists() {
+        return Ok(here);
+    }
+    let entries = std::fs::read_dir(path).map_err(|e| Error::io("read the folder", path, e))?;
+    let mut below: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(|folder| folder.join(MODEL_FILE).exists()).collect();
+    below.sort();
+    match below.as_slice() {
+        [] => Err(Error::new(format!("`{}` has no {MODEL_FILE}, nor has a folder in it", path.display()))),
+        [one] => Ok(one.join(MODEL_FILE)),
+        several => {
+            let names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            Err(Error::new(format!(
+                "`{}` holds {} models; choose one: {}",
+                path.display(),
+                several.len(),
+                names.join(", ")
+            )))
+        }
+    }
+}
+
 /// Writes the model to `folder` (made if need be), whole or not at all. `notes` go into the header, for people.
 ///
 /// # Errors
@@ -28,13 +69,13 @@ pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, Strin
     safetensors::save(&folder.join(MODEL_FILE), tensors, &metadata).map_err(|e| Error::new(e.to_string()))
 }
 
-/// Reads a model back, with parameters of `dtype`. `path` is the folder or the file in it.
+/// Reads a model back, with parameters of `dtype`. `path` is the file or a folder, as for [`find`].
 ///
 /// # Errors
 /// When there is no such file, it is damaged, it does not say which model it holds, or tensors and model do not fit.
-pub fn load(path: &Path, dtype: DType) -> Result<LanguageModel> {
-    let file: PathBuf = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
-    let contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
+pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
+    let file = find(path)?;
+    let mut contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
     let failed = |why: String| Error::new(format!("cannot load {}: {why}", file.display()));
     let config = (contents.metadata.get("config"))
         .ok_or_else(|| failed("its header has no `config`, so it was not written by kumiki".into()))?;
@@ -49,5 +90,6 @@ pub fn load(path: &Path, dtype: DType) -> Result<LanguageModel> {
     }
     let mut model = LanguageModel::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
-    Ok(model)
+    contents.metadata.remove("config");
+    Ok(Checkpoint { model, notes: contents.metadata })
 }

@@ -8,54 +8,20 @@ use kumiki_models::LanguageModel;
 use kumiki_models::accounting::{self, Pairs};
 use serde::Serialize;
 
-use crate::batches::{Batches, Source, Validation};
-use crate::corpus::Corpus;
+use crate::batches::Validation;
+use crate::data::Data;
 use crate::log::{Record, Writer};
-use crate::math::{MathText, SplitName};
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::trainer::{Evaluation, StepReport, Trainer, evaluate};
 use crate::{Error, Result, checkpoint};
 
-/// Training text and held-out text.
-#[derive(Clone, Debug)]
-pub struct Data {
-    /// What was asked for: a path or `math`.
-    pub name: String,
-    train: Source,
-    val: Source,
-}
-
-impl Data {
-    /// Opens `math` (built in) or the text at a path; the part `settings.val_fraction` at its end is held out.
-    ///
-    /// # Errors
-    /// When there is no such path, or it holds too little text for the settings; with the counts.
-    pub fn open(name: &str, settings: &Settings) -> Result<Data> {
-        if name == "math" {
-            let (train, val) =
-                (Source::Math(MathText::new(SplitName::Train)), Source::Math(MathText::new(SplitName::Interpolate)));
-            return Ok(Data { name: name.into(), train, val });
-        }
-        let split = Corpus::open(name)?.split(settings.val_fraction, settings.seq)?;
-        Ok(Data { name: name.into(), train: Source::Text(split.train), val: Source::Text(split.val) })
-    }
-
-    /// The training batches in the order of the settings' seed.
-    ///
-    /// # Errors
-    /// When the text is too short; with the counts.
-    pub fn batches(&self, settings: &Settings) -> Result<Batches> {
-        Batches::new(self.train.clone(), settings.batch, settings.seq, settings.seed)
-    }
-
-    /// The held-out windows, at most `settings.eval_tokens` target tokens.
-    ///
-    /// # Errors
-    /// When the text is too short; with the counts.
-    pub fn validation(&self, settings: &Settings) -> Result<Validation> {
-        Validation::new(self.val.clone(), settings.batch, settings.seq, Some(settings.eval_tokens))
-    }
+/// The entropy of the target tokens' frequencies, in nats: the loss of the best model that does not read its context.
+pub fn unigram_entropy(validation: &Validation) -> f64 {
+    let mut counts = BTreeMap::<i64, u64>::new();
+    validation.batches().flat_map(|batch| batch.targets()).for_each(|id| *counts.entry(id).or_default() += 1);
+    let total = counts.values().sum::<u64>() as f64;
+    counts.values().map(|&n| n as f64 / total).map(|p| -p * p.ln()).sum()
 }
 
 /// What happens during a run, for whoever shows it.
@@ -69,6 +35,13 @@ pub enum Event<'a> {
     },
     /// A step is done.
     Step(&'a StepReport),
+    /// An evaluation has come so far.
+    Evaluating {
+        /// Target tokens done.
+        done: u64,
+        /// Target tokens of the whole evaluation.
+        total: u64,
+    },
     /// An evaluation is done.
     Evaluated(&'a Evaluation),
     /// The model is done.
@@ -86,10 +59,10 @@ pub struct ModelResult {
     pub params_total: usize,
     /// Multiply-accumulates of a forward pass over one sequence, all token pairs counted.
     pub macs: u64,
-    /// Validation loss, nats per token.
-    pub val_nll: f64,
+    /// Validation loss, nats per token; absent when the text was too short to hold anything out.
+    pub val_nll: Option<f64>,
     /// Validation loss, bits per byte.
-    pub bits_per_byte: f64,
+    pub bits_per_byte: Option<f64>,
     /// Validation loss over the tokens of answers, for corpora that know them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer_nll: Option<f64>,
@@ -105,10 +78,12 @@ pub struct ModelResult {
     pub seconds: f64,
 }
 
-/// Trains one model as the settings say. Steps go to `log`, the trained model to `folder`; `show` hears of everything.
+/// Trains one model as the settings say. Steps go to `log`; the model is saved in `folder` at the start, after every
+/// evaluation that finds a finite loss, and at the end. `show` hears of everything.
 ///
 /// # Errors
-/// As the parts do. When a step fails because the loss is no number, the parameters from before it are saved first.
+/// As the parts do. When a loss or a gradient is no number, the sentence says in which step, and which checkpoint is the
+/// last good one.
 pub fn train_model(
     name: &str,
     settings: &Settings,
@@ -118,29 +93,40 @@ pub fn train_model(
     show: &mut dyn FnMut(Event),
 ) -> Result<ModelResult> {
     let started = Instant::now();
+    let named = |e: &dyn std::fmt::Display| Error::new(format!("model `{name}`: {e}"));
     let config = settings.model(name, ByteTokenizer::VOCAB)?;
-    let mut model = LanguageModel::new(&config, settings.seed, settings.dtype()?)
-        .map_err(|e| Error::new(format!("model `{name}`: {e}")))?;
+    let mut model = LanguageModel::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
     model.checkpoint_activations = settings.checkpoint_activations;
-    let validation = data.validation(settings)?;
-    let mut trainer = Trainer::new(model, settings.step_config()?, data.batches(settings)?, settings.seed)?;
+    let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
+    let batches = data.batches(settings.batch, settings.seq, settings.seed)?;
+    let mut trainer = Trainer::new(model, settings.step_config()?, batches, settings.seed)?;
     show(Event::Start { model: name, steps: settings.steps });
+    save(&trainer, name, folder, settings)?;
+    let mut good = 0;
+    // The parameters of the moment are no safe harbour: a loss that is no number was computed from them.
+    let lost = |e: &dyn std::fmt::Display, good: u64| {
+        named(&format!("{e}; the last good checkpoint, after step {good}, is in `{}`", folder.display()))
+    };
     let (mut training, mut last, mut evaluation) = (0.0, None, None);
     while trainer.steps_done() < settings.steps {
         let step_started = Instant::now();
-        let report = trainer.step().map_err(|e| {
-            let kept = save(&trainer, name, folder, settings).map_or_else(
-                |e| format!("they could not be saved: {e}"),
-                |()| format!("they are saved in {}", folder.display()),
-            );
-            Error::new(format!("model `{name}`: {e}; {kept}"))
-        })?;
+        let report = trainer.step().map_err(|e| lost(&e, good))?;
         training += step_started.elapsed().as_secs_f64();
         show(Event::Step(&report));
         let due = report.step == settings.steps || (settings.eval_every > 0 && report.step % settings.eval_every == 0);
-        evaluation = if due { Some(evaluate(&trainer.model, &validation, |_| {})?) } else { None };
-        if let Some(evaluation) = &evaluation {
-            show(Event::Evaluated(evaluation));
+        evaluation = None;
+        if due && let Some(validation) = &validation {
+            let total = validation.tokens();
+            let found = evaluate(&trainer.model, validation, |done| show(Event::Evaluating { done, total }))?;
+            if !found.nll.is_finite() {
+                return Err(lost(&format!("the validation loss after step {} is {}", report.step, found.nll), good));
+            }
+            show(Event::Evaluated(&found));
+            evaluation = Some(found);
+        }
+        if due {
+            save(&trainer, name, folder, settings)?;
+            good = report.step;
         }
         log.write(&Record {
             model: Some(name.to_owned()),
@@ -154,17 +140,16 @@ pub fn train_model(
         })?;
         last = Some(report);
     }
-    save(&trainer, name, folder, settings)?;
-    let (report, evaluation) = last.zip(evaluation).ok_or_else(|| Error::new("steps must be at least 1, found 0"))?;
+    let report = last.ok_or_else(|| Error::new("steps must be at least 1, found 0"))?;
     let result = ModelResult {
         model: name.to_owned(),
         params: accounting::block_params(&config.architecture),
         params_total: accounting::total_params(&config),
         macs: accounting::macs(&config, settings.seq, Pairs::Full).total(),
-        val_nll: evaluation.nll,
-        bits_per_byte: evaluation.bits(),
-        answer_nll: evaluation.answers.map(|(nll, _)| nll),
-        val_tokens: evaluation.tokens,
+        val_nll: evaluation.map(|e| e.nll),
+        bits_per_byte: evaluation.map(|e| e.bits()),
+        answer_nll: evaluation.and_then(|e| e.answers).map(|(nll, _)| nll),
+        val_tokens: evaluation.map_or(0, |e| e.tokens),
         train_loss: report.loss,
         tokens: report.tokens,
         tok_s: report.tokens as f64 / training,
@@ -175,14 +160,10 @@ pub fn train_model(
 }
 
 fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings) -> Result<()> {
+    let step = trainer.steps_done().to_string();
     let settings =
         serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
-    let notes = [
-        ("model", name.to_owned()),
-        ("step", trainer.steps_done().to_string()),
-        ("tokenizer", "byte".into()),
-        ("settings", settings),
-    ];
+    let notes = [("model", name.to_owned()), ("step", step), ("tokenizer", "byte".into()), ("settings", settings)];
     let notes: BTreeMap<String, String> = notes.map(|(k, v)| (k.to_owned(), v)).into();
     checkpoint::save(folder, &trainer.model, &notes)
 }

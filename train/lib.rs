@@ -1,6 +1,7 @@
 //! kumiki's training: corpora, batches, trainer, logs, experiments.
 
 pub mod batches;
+pub mod bench;
 pub mod checkpoint;
 pub mod compare;
 pub mod corpus;
@@ -11,6 +12,7 @@ pub mod math;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;
+pub mod run;
 pub mod sample;
 pub mod settings;
 pub mod suggest;

@@ -4,6 +4,7 @@ use kumiki_models::{Architecture, LanguageModelConfig, TangoConfig, TransformerC
 use kumiki_nn::{Decay, Schedule};
 use kumiki_tensor::DType;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::suggest::unknown;
 use crate::trainer::StepConfig;
@@ -14,6 +15,9 @@ pub const MODELS: [&str; 3] = ["tango", "recurrent", "untied"];
 
 /// The presets, by name, from seconds to weeks.
 pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
+
+/// The largest size of an axis; products of two of them are far from overflowing.
+const LARGEST: usize = 1 << 20;
 
 /// Everything about a run but its data and the model's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -152,12 +156,57 @@ impl Settings {
         })
     }
 
+    /// The names of all settings.
+    pub fn keys() -> Vec<String> {
+        Settings::default().to_map().into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Sets the field `key`, as an option or a line of a configuration file does.
+    ///
+    /// # Errors
+    /// Names the nearest setting when there is none of that name; says what was expected when the value does not fit.
+    pub fn set(&mut self, key: &str, value: Value) -> Result<()> {
+        let mut all = self.to_map();
+        if !all.contains_key(key) {
+            let known: Vec<&str> = all.keys().map(String::as_str).collect();
+            return Err(Error::new(unknown("setting", key, &known)));
+        }
+        // What JSON cannot hold arrives as null.
+        if value.is_null() {
+            return Err(Error::new(format!("setting `{key}` must be a finite number")));
+        }
+        all.insert(key.to_owned(), value);
+        *self = serde_json::from_value(Value::Object(all)).map_err(|e| Error::new(format!("setting `{key}`: {e}")))?;
+        Ok(())
+    }
+
+    fn to_map(&self) -> serde_json::Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(map)) => map,
+            other => unreachable!("settings are a struct of plain fields, found {other:?}"),
+        }
+    }
+
     /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
     ///
     /// # Errors
     /// Names the nearest model when there is none of that name; says what does not fit.
     pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
         let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
+        let sizes = [
+            ("d_model", d_model),
+            ("heads", self.heads),
+            ("head_dim", self.head_dim),
+            ("transformer_heads", self.transformer_heads),
+            ("blocks", self.blocks),
+            ("params", self.params),
+        ];
+        for (key, size) in sizes {
+            let limit = if key == "params" { 1 << 40 } else { LARGEST };
+            if !(1..=limit).contains(&size) {
+                return Err(Error::new(format!("{key} must be from 1 to {limit}, found {size}")));
+            }
+        }
         let transformer = |tied| {
             let heads = self.transformer_heads;
             Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
@@ -246,6 +295,27 @@ mod tests {
     }
 
     #[test]
+    fn case_42_fields_are_set_by_name() {
+        let mut settings = Settings::default();
+        settings.set("checkpoint_activations", true.into()).unwrap();
+        settings.set("checkpoint_activations", false.into()).unwrap();
+        settings.set("lr", 1.into()).unwrap();
+        assert_eq!(settings, Settings { lr: 1.0, ..Settings::default() });
+        for (key, value, hint) in [
+            ("stepz", Value::from(1), "unknown setting `stepz`; did you mean `steps`?"),
+            ("steps", Value::from("many"), "setting `steps`: invalid type: string \"many\", expected u64"),
+            ("steps", Value::from(-1), "setting `steps`: invalid value: integer `-1`, expected u64"),
+            ("lr", Value::from(f64::INFINITY), "setting `lr` must be a finite number"),
+        ] {
+            let before = settings.clone();
+            let error = settings.set(key, value).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+            assert_eq!(settings, before);
+        }
+        assert!(Settings::keys().iter().any(|key| key == "val_fraction"));
+    }
+
+    #[test]
     fn misspelt_names_are_answered_with_the_nearest() {
         let settings = Settings::default();
         for (error, hint) in [
@@ -257,6 +327,11 @@ mod tests {
             ),
             (Settings { dtype: "f16".into(), ..settings.clone() }.dtype().unwrap_err(), "unknown dtype `f16`"),
             (Settings { lr: f64::NAN, ..settings.clone() }.step_config().unwrap_err(), "lr must be a positive number"),
+            (Settings { blocks: 0, ..settings.clone() }.model("tango", 256).unwrap_err(), "blocks must be from 1"),
+            (
+                Settings { d_model: 1 << 40, ..settings.clone() }.model("tango", 256).unwrap_err(),
+                "d_model must be from 1",
+            ),
             (Settings { transformer_heads: 3, ..settings.clone() }.model("untied", 256).unwrap_err(), "found 3 heads"),
         ] {
             assert!(error.to_string().contains(hint), "{error}");

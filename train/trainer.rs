@@ -67,7 +67,7 @@ impl Trainer {
         if config.accumulate == 0 {
             return Err(Error::new("accumulate must be at least 1 batch per step, found 0"));
         }
-        let optimizer = AdamW { weight_decay: config.weight_decay, ..AdamW::default() };
+        let optimizer = AdamW::with_decay(config.weight_decay);
         Ok(Trainer { model, optimizer, config, batches, masks: Rng::new(seed).fork("masks"), step: 0, tokens: 0 })
     }
 
@@ -98,9 +98,7 @@ impl Trainer {
         }
         let number = self.step + 1;
         if !loss.is_finite() {
-            return Err(Error::new(format!(
-                "the loss of step {number} is {loss}; the parameters are as they were before it"
-            )));
+            return Err(Error::new(format!("the loss of step {number} is {loss}")));
         }
         let lr = self.config.schedule.rate(self.step);
         let mut params = self.model.params_mut();

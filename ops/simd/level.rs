@@ -53,6 +53,12 @@ impl Level {
     }
 }
 
+impl std::fmt::Display for Level {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 fn names(levels: &[Level]) -> String {
     levels.iter().map(|level| level.name()).collect::<Vec<_>>().join(", ")
 }
@@ -65,6 +71,14 @@ fn choose(asked: Option<&str>, available: &[Level]) -> Result<Level, String> {
     available.iter().copied().find(|level| level.name() == text.trim()).ok_or_else(|| {
         format!("KUMIKI_SIMD must be a level that this CPU has, one of {}; found `{text}`", names(available))
     })
+}
+
+/// The level that `KUMIKI_SIMD` asks for, else the widest: for programs that answer a wrong value with a sentence.
+///
+/// # Errors
+/// When the variable is set to something else than a level that this CPU has.
+pub fn configured_level() -> Result<Level, String> {
+    choose(std::env::var("KUMIKI_SIMD").ok().as_deref(), &Level::available())
 }
 
 thread_local! {
@@ -82,10 +96,7 @@ pub fn level() -> Level {
     if let Some(level) = OVERRIDE.get() {
         return level;
     }
-    *CHOSEN.get_or_init(|| {
-        let asked = std::env::var("KUMIKI_SIMD").ok();
-        choose(asked.as_deref(), &Level::available()).unwrap_or_else(|error| panic!("{error}"))
-    })
+    *CHOSEN.get_or_init(|| configured_level().unwrap_or_else(|error| panic!("{error}")))
 }
 
 /// Runs `f` at `level`: for tests and measurements.

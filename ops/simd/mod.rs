@@ -38,7 +38,7 @@ mod real;
 mod reduce;
 
 pub use lanes::{Kernel, Lanes};
-pub use level::{Level, level, with_level};
+pub use level::{Level, configured_level, level, with_level};
 pub use map::{
     Binary, Ternary, Unary, map_binary, map_binary_inplace, map_ternary, map_ternary_inplace, map_unary,
     map_unary_inplace,

@@ -1,0 +1,196 @@
+//! `kumiki bench`.
+
+use kumiki::ops::{Roofline, bench_cases, op_cases, simd};
+use kumiki::tensor::{DType, threads};
+use kumiki_train::bench::StepBench;
+use kumiki_train::run::Machine;
+use kumiki_train::suggest::unknown;
+use kumiki_train::{Error, Result};
+use serde_json::json;
+
+use crate::gradcheck::check_filter;
+use crate::output::{json, line};
+
+/// Measure speed on this machine
+#[derive(clap::Subcommand)]
+pub enum Command {
+    Ops(Ops),
+    Step(Step),
+}
+
+impl Command {
+    pub fn run(self) -> Result<()> {
+        match self {
+            Command::Ops(args) => threads::in_pool(|| args.run()),
+            Command::Step(args) => args.run(),
+        }
+    }
+}
+
+/// Time every operator, next to what this machine could do at best
+///
+/// Memory bandwidth and the rate of matrix products are measured first. An operator's percentage is the least time that
+/// its bytes and operations need by these, over the time it takes. An operator whose gradient check fails gets no number.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki bench ops
+  kumiki bench ops --filter attention
+  KUMIKI_THREADS=1 kumiki bench ops --json")]
+pub struct Ops {
+    /// Only operators whose name contains this
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    filter: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Ops {
+    fn run(self) -> Result<()> {
+        let (mut cases, checks) = (bench_cases(), op_cases());
+        check_filter("operator", &self.filter, &cases.iter().map(|case| case.name).collect::<Vec<_>>())?;
+        cases.retain(|case| case.name.contains(&self.filter));
+        let roofline = Roofline::measure();
+        let (triad, gemm) = (roofline.bandwidth / 1e9, roofline.gemm / 1e9);
+        let machine = Machine::here();
+        let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0).max(8);
+        if !self.json {
+            line(&format!(
+                "{} threads, {}: triad {triad:.1} GB/s, matrix product {gemm:.0} GFLOP/s",
+                machine.threads, machine.simd
+            ))?;
+            line(&format!("{:<width$}  forward ms  with backward ms     GB/s  GFLOP/s  roofline  inputs", "operator"))?;
+        }
+        let (mut rows, mut refused) = (Vec::new(), Vec::new());
+        for case in &cases {
+            let shapes: Vec<String> = case.inputs.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+            let shapes = shapes.join(", ");
+            if let Some(reason) = case.refused(&checks) {
+                refused.push(case.name);
+                match self.json {
+                    true => rows.push(json!({"name": case.name, "inputs": shapes, "refused": reason})),
+                    false => line(&format!("{:<width$}  no number: {reason}", case.name))?,
+                }
+                continue;
+            }
+            let time = case.time();
+            let (forward, both) = (1e3 * time.forward, 1e3 * time.both);
+            let (gb, gflop) = (case.bytes as f64 / time.forward / 1e9, case.flops as f64 / time.forward / 1e9);
+            let percent = 100.0 * roofline.least_seconds(case.bytes, case.flops) / time.forward;
+            match self.json {
+                true => rows.push(json!({
+                    "name": case.name, "inputs": shapes, "forward_ms": forward, "forward_backward_ms": both, "gb_s": gb,
+                    "gflop_s": gflop, "roofline_percent": percent,
+                })),
+                false => line(&format!(
+                    "{:<width$}  {forward:>10.3}  {both:>16.3}  {gb:>7.1}  {gflop:>7.1}  {percent:>6.0} %  {shapes}",
+                    case.name
+                ))?,
+            }
+        }
+        if self.json {
+            json(&json!({"machine": machine, "triad_gb_s": triad, "gemm_gflop_s": gemm, "operators": rows}))?;
+        }
+        if !refused.is_empty() {
+            return Err(Error::new(format!("no number for {}: see above", refused.join(", "))));
+        }
+        Ok(())
+    }
+}
+
+/// Models of the paper that this engine does not have yet.
+const PLANNED: [&str; 4] = ["wango", "gau", "flash", "cem"];
+
+/// Time one training step: forward, backward, clipping, AdamW
+///
+/// Two steps warm up, the median of the others is printed as one line of JSON. Tokens are random.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki bench step
+  kumiki bench step --model transformer --seq 2048 --batch 1 --threads 1 --steps 9")]
+pub struct Step {
+    /// Print JSON (it always does; accepted so that both benches can be called alike)
+    #[arg(long, hide = true)]
+    json: bool,
+    /// tango or transformer, both tied
+    #[arg(long, value_name = "NAME", default_value = "tango")]
+    model: String,
+    /// f32 or f64
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    dtype: String,
+    /// Model width D
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    d_model: usize,
+    /// Key width of TANGO's heads
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    head_dim: usize,
+    /// Heads
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    heads: usize,
+    /// Sequence length T
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    seq: usize,
+    /// Rows of a batch
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    batch: usize,
+    /// Token ids
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    vocab: usize,
+    /// Block applications L
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    applications: usize,
+    /// Parameters of the block, roughly
+    #[arg(long, value_name = "N", default_value_t = 5e6)]
+    params: f64,
+    /// Window of wango, which is not yet built
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    window: usize,
+    /// Chunk of flash, which is not yet built
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    chunk: usize,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    threads: usize,
+    /// Steps to time
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    steps: usize,
+}
+
+/// The largest resident size of this process so far, in MiB, where the system tells.
+fn peak_rss_mb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib / 1024)
+}
+
+impl Step {
+    fn run(self) -> Result<()> {
+        if PLANNED.contains(&self.model.as_str()) {
+            return Err(Error::new(format!(
+                "model `{}` is not yet built; there are tango and transformer",
+                self.model
+            )));
+        }
+        let dtype = match self.dtype.as_str() {
+            "f32" => DType::F32,
+            "f64" => DType::F64,
+            "bf16" => return Err(Error::new("training in bf16 is not yet built; there are f32 and f64")),
+            other => return Err(Error::new(unknown("dtype", other, &["f32", "f64", "bf16"]))),
+        };
+        if !(1..=1024).contains(&self.threads) {
+            return Err(Error::new(format!("--threads must be from 1 to 1024, found {}", self.threads)));
+        }
+        let Step { model, d_model, head_dim, heads, seq, batch, vocab, applications, steps, .. } = self;
+        let params = self.params as usize;
+        let bench =
+            StepBench { model, dtype, d_model, head_dim, heads, seq, batch, vocab, applications, params, steps };
+        let timing = threads::with_threads(self.threads, || bench.run())?;
+        json(&json!({
+            "engine": concat!("kumiki ", env!("CARGO_PKG_VERSION")), "model": bench.model, "dtype": self.dtype,
+            "params": timing.params, "step_ms": (timing.seconds * 1e4).round() / 10.0, "tok_s": timing.tok_s.round() as u64,
+            "peak_rss_mb": peak_rss_mb(), "threads": self.threads, "simd": simd::level().to_string(),
+        }))
+    }
+}

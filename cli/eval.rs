@@ -1,0 +1,108 @@
+//! `kumiki eval`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use kumiki::tensor::threads;
+use kumiki_train::batches::Validation;
+use kumiki_train::checkpoint::{self, Checkpoint};
+use kumiki_train::data::Data;
+use kumiki_train::settings::Settings;
+use kumiki_train::trainer::evaluate;
+use kumiki_train::{Error, Result};
+use serde_json::json;
+
+use crate::output;
+use crate::table::thousands;
+
+/// Measure the loss of a trained model on a text
+///
+/// Windows of the training's length from the start of the held-out part (or of the training part) are predicted byte by
+/// byte. The part that is held out is the one that training held out.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki eval --checkpoint runs/compare-tango-tiny-0/tango --data math
+  kumiki eval --checkpoint runs/book --data book.txt --split train --tokens 100000
+  kumiki eval --checkpoint runs/book --data book.txt --json")]
+pub struct Args {
+    /// A folder with a trained model, or the file in it
+    #[arg(long, value_name = "DIR")]
+    checkpoint: PathBuf,
+    /// A text file, a folder of texts, or `math`
+    #[arg(long, value_name = "PATH|math")]
+    data: String,
+    /// Tokens to predict, at most [default: as in training]
+    #[arg(long, value_name = "N")]
+    tokens: Option<u64>,
+    /// Which part of the text
+    #[arg(long, value_enum, default_value_t = Split::Val)]
+    split: Split,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Split {
+    /// Held out from training
+    Val,
+    /// Seen in training
+    Train,
+}
+
+/// The settings that a checkpoint was trained with; those of the default preset when it does not say.
+pub fn settings_of(path: &std::path::Path, checkpoint_notes: Option<&String>) -> Result<Settings> {
+    let Some(text) = checkpoint_notes else { return Ok(Settings::default()) };
+    serde_json::from_str(text)
+        .map_err(|e| Error::new(format!("`{}`: its settings cannot be read: {e}", path.display())))
+}
+
+impl Args {
+    pub fn run(self) -> Result<()> {
+        threads::in_pool(|| self.evaluate())
+    }
+
+    fn evaluate(self) -> Result<()> {
+        let Checkpoint { model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
+        let settings = settings_of(&self.checkpoint, notes.get("settings"))?;
+        let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
+        let tokens = self.tokens.unwrap_or(settings.eval_tokens);
+        let windows = match self.split {
+            Split::Val => data.validation(settings.batch, settings.seq, Some(tokens))?,
+            Split::Train => Some(Validation::new(data.train.clone(), settings.batch, settings.seq, Some(tokens))?),
+        };
+        let windows = windows.ok_or_else(|| {
+            Error::new(format!(
+                "{}; --split train evaluates what there is",
+                data.note.as_deref().unwrap_or("nothing is held out")
+            ))
+        })?;
+        let found = evaluate(&model, &windows, |_| {})?;
+        let name = notes.get("model").map_or("?", String::as_str);
+        let split = if self.split == Split::Train { "train" } else { "val" };
+        if self.json {
+            return output::json(&json!({
+                "checkpoint": self.checkpoint, "model": name, "step": notes.get("step").and_then(|s| s.parse::<u64>().ok()),
+                "data": self.data, "split": split, "tokens": found.tokens, "nll": found.nll, "perplexity": found.perplexity(),
+                "bits_per_byte": found.bits(), "answer_nll": found.answers.map(|(nll, _)| nll),
+            }));
+        }
+        output::line(&format!(
+            "{name}, step {}, on {} ({split})",
+            notes.get("step").map_or("?", String::as_str),
+            self.data
+        ))?;
+        output::line(&format!("tokens         {}", thousands(found.tokens)))?;
+        output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
+        output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
+        output::line(&format!("bits per byte  {:.4}", found.bits()))?;
+        if let Some((nll, count)) = found.answers {
+            output::line(&format!(
+                "answer NLL     {nll:.4} nats per byte, over {} bytes of answers",
+                thousands(count)
+            ))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! The options that `compare` and `train` share, and the configuration file: from them the settings of a run.
+//!
+//! What counts, last first: an option, the file, the preset.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::PossibleValuesParser;
+use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::suggest::unknown;
+use kumiki_train::{Error, Result};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// The options of a training run.
+#[derive(clap::Args)]
+pub struct RunOptions {
+    /// Sizes and budget to start from [default: tiny]
+    ///
+    /// nano: seconds; tiny: minutes on two cores; small: hours; paper: the paper's sizes, weeks.
+    #[arg(long, value_parser = PossibleValuesParser::new(PRESETS), hide_possible_values = false)]
+    pub preset: Option<String>,
+    /// A text file, a folder of texts (.txt .md .lean), or `math`, which is generated [default: math]
+    #[arg(long, value_name = "PATH|math")]
+    pub data: Option<String>,
+    /// Folder for the results, made if need be [default: in runs/, named after the run]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Replace an unfinished run in the folder (a finished one is never replaced)
+    #[arg(long)]
+    pub restart: bool,
+    /// A TOML file with settings, named as the options below with `_` for `-`
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingOptions,
+}
+
+/// One option for every field of [`Settings`], under the same name.
+#[derive(clap::Args, Serialize)]
+struct SettingOptions {
+    /// Seed of initial values and batch order
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Model width D
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    d_model: Option<usize>,
+    /// Heads of TANGO
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    heads: Option<usize>,
+    /// Key width of TANGO's heads
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    head_dim: Option<usize>,
+    /// Heads of the Transformer++
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    transformer_heads: Option<usize>,
+    /// Block applications L
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    blocks: Option<usize>,
+    /// Parameters of each model outside of the token table; widths are solved for it
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    params: Option<usize>,
+    /// Arithmetic: f32, or f64 for proofs
+    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "f64"]), help_heading = "Model")]
+    dtype: Option<String>,
+    /// Recompute blocks in the backward pass: less memory, more time
+    #[arg(long, value_name = "true|false", help_heading = "Model")]
+    checkpoint_activations: Option<bool>,
+
+    /// Optimiser steps
+    #[arg(long, value_name = "N", help_heading = "Budget")]
+    steps: Option<u64>,
+    /// Sequence length T, in bytes
+    #[arg(long, value_name = "N", help_heading = "Budget")]
+    seq: Option<usize>,
+    /// Rows of a batch
+    #[arg(long, value_name = "N", help_heading = "Budget")]
+    batch: Option<usize>,
+    /// Batches per optimiser step
+    #[arg(long, value_name = "N", help_heading = "Budget")]
+    accumulate: Option<usize>,
+
+    /// Highest learning rate
+    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    lr: Option<f64>,
+    /// Learning rate at the end, as a part of the highest
+    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    lr_floor: Option<f64>,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N", help_heading = "Optimiser")]
+    warmup: Option<u64>,
+    /// Course of the learning rate after the warm-up (wsd: constant, then a line over the last fifth)
+    #[arg(long, value_parser = PossibleValuesParser::new(["cosine", "linear", "wsd", "constant"]))]
+    #[arg(help_heading = "Optimiser")]
+    schedule: Option<String>,
+    /// Decay of matrices per step and unit of learning rate
+    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    weight_decay: Option<f64>,
+    /// Largest global gradient norm
+    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    clip: Option<f64>,
+
+    /// Steps between evaluations; 0 for one at the end
+    #[arg(long, value_name = "N", help_heading = "Evaluation")]
+    eval_every: Option<u64>,
+    /// Held-out tokens of an evaluation
+    #[arg(long, value_name = "N", help_heading = "Evaluation")]
+    eval_tokens: Option<u64>,
+    /// Part of a text, at its end, that is held out
+    #[arg(long, value_name = "X", help_heading = "Evaluation")]
+    val_fraction: Option<f64>,
+}
+
+/// What options and file together ask for.
+pub struct Resolved {
+    /// Name of the preset.
+    pub preset: String,
+    /// A path or `math`.
+    pub data: String,
+    /// Names of models from the file, under the key that was asked for.
+    pub models: Option<Vec<String>>,
+    /// Everything else.
+    pub settings: Settings,
+}
+
+impl RunOptions {
+    /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models.
+    pub fn resolve(&self, models_key: &str) -> Result<Resolved> {
+        let mut file = match &self.config {
+            Some(path) => read_config(path, models_key)?,
+            None => Map::new(),
+        };
+        let preset = text(&mut file, "preset", self.config.as_deref())?;
+        let data = text(&mut file, "data", self.config.as_deref())?;
+        let models = models(&mut file, models_key, self.config.as_deref())?;
+        let preset = self.preset.clone().or(preset).unwrap_or_else(|| "tiny".to_owned());
+        let mut settings = Settings::preset(&preset)?;
+        for (key, value) in file {
+            settings.set(&key, value).map_err(|e| in_file(self.config.as_deref(), &e))?;
+        }
+        let options = serde_json::to_value(&self.settings).map_err(|e| Error::new(e.to_string()))?;
+        for (key, value) in options.as_object().into_iter().flatten() {
+            if let Some(value) = given(&self.settings, key, value)? {
+                settings.set(key, value)?;
+            }
+        }
+        let data = self.data.clone().or(data).unwrap_or_else(|| "math".to_owned());
+        Ok(Resolved { preset, data, models, settings })
+    }
+}
+
+/// The value of an option that was given. Infinities and NaN turn into null in JSON, like absence.
+fn given(options: &SettingOptions, key: &str, value: &Value) -> Result<Option<Value>> {
+    let floats = [
+        ("lr", options.lr),
+        ("lr_floor", options.lr_floor),
+        ("weight_decay", options.weight_decay),
+        ("clip", options.clip),
+        ("val_fraction", options.val_fraction),
+    ];
+    match floats.iter().find(|(name, x)| *name == key && x.is_some_and(|x| !x.is_finite())) {
+        Some((_, Some(x))) => {
+            Err(Error::new(format!("--{} must be a finite number, found {x}", key.replace('_', "-"))))
+        }
+        _ => Ok((!value.is_null()).then(|| value.clone())),
+    }
+}
+
+fn in_file(path: Option<&Path>, error: &dyn std::fmt::Display) -> Error {
+    Error::new(format!("`{}`: {error}", path.unwrap_or(Path::new("")).display()))
+}
+
+fn read_config(path: &Path, models_key: &str) -> Result<Map<String, Value>> {
+    let source = std::fs::read_to_string(path).map_err(|e| Error::io("read the configuration", path, e))?;
+    let table: toml::Table = toml::from_str(&source).map_err(|e| {
+        let at = e.span().map_or(0, |span| span.start.min(source.len()));
+        let line = source.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1;
+        in_file(Some(path), &format!("line {line} is not valid TOML: {}", e.message().replace('\n', ", ")))
+    })?;
+    let settings = Settings::keys();
+    let known: Vec<&str> =
+        ["preset", "data", models_key].into_iter().chain(settings.iter().map(String::as_str)).collect();
+    if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
+        return Err(in_file(Some(path), &unknown("setting", key, &known)));
+    }
+    match serde_json::to_value(table) {
+        Ok(Value::Object(map)) => Ok(map),
+        other => Err(in_file(Some(path), &format!("expected settings, found {other:?}"))),
+    }
+}
+
+/// Takes the text under `key` out of the file's settings.
+fn text(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result<Option<String>> {
+    match file.remove(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(in_file(path, &format!("`{key}` must be a text in quotes, found {other}"))),
+    }
+}
+
+/// Takes the names of models out: one name, or a list of them.
+fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result<Option<Vec<String>>> {
+    let name = |value: &Value| value.as_str().map(str::to_owned);
+    let names = match file.remove(key) {
+        None => return Ok(None),
+        Some(Value::Array(values)) if key == "models" => {
+            (values.iter().map(name).collect::<Option<_>>(), Value::Array(values))
+        }
+        Some(value) => (name(&value).map(|name| vec![name]), value),
+    };
+    match names {
+        (Some(names), _) => Ok(Some(names)),
+        (None, found) => {
+            Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}")))
+        }
+    }
+}
+
+/// The presets side by side, for help texts.
+pub fn preset_table() -> String {
+    let mut text = String::from("Presets:            D   L    T  batch  steps  parameters\n");
+    for name in PRESETS {
+        let s = Settings::preset(name).unwrap_or_default();
+        let (batch, params) = (s.batch * s.accumulate, crate::table::short(s.params as f64));
+        text +=
+            &format!("  {name:<14}{:>5}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Args as _;
+
+    #[test]
+    fn every_setting_is_an_option() {
+        let command = SettingOptions::augment_args(clap::Command::new("test"));
+        let mut options: Vec<String> = command.get_arguments().map(|a| a.get_id().to_string()).collect();
+        let mut keys = Settings::keys();
+        options.sort();
+        keys.sort();
+        assert_eq!(options, keys);
+    }
+}

@@ -1,0 +1,128 @@
+//! How far a run is: a bar on a terminal, a line now and then elsewhere. On standard error.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kumiki_train::compare::{Event, ModelResult};
+use kumiki_train::trainer::StepReport;
+
+use crate::output::remark;
+use crate::table::{duration, short};
+
+/// Without a terminal: at most one line in this time, besides those with a validation loss.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Shows the events of a run.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    terminal: bool,
+    name_width: usize,
+    name: String,
+    steps: u64,
+    validation: Option<f64>,
+    started: Instant,
+    last_line: Option<Instant>,
+    last_step: Option<StepReport>,
+}
+
+impl Progress {
+    /// For models whose names fit into `name_width`.
+    pub fn new(name_width: usize) -> Progress {
+        let (now, terminal) = (Instant::now(), std::io::stderr().is_terminal());
+        Progress {
+            bar: None,
+            terminal,
+            name_width,
+            name: String::new(),
+            steps: 0,
+            validation: None,
+            started: now,
+            last_line: None,
+            last_step: None,
+        }
+    }
+
+    /// Takes note of an event.
+    pub fn show(&mut self, event: Event) {
+        match event {
+            Event::Start { model, steps } => self.start(model, steps),
+            Event::Step(report) => self.step(report),
+            Event::Evaluating { done, total } => {
+                if let Some(bar) = &self.bar {
+                    bar.set_message(format!("validating {:.0} %", 100.0 * done as f64 / total as f64));
+                }
+            }
+            Event::Evaluated(evaluation) => {
+                self.validation = Some(evaluation.nll);
+                match (&self.bar, self.last_step) {
+                    (Some(bar), _) => bar.set_message(self.numbers()),
+                    (None, Some(report)) => self.line(&report),
+                    (None, None) => {}
+                }
+            }
+            Event::Done(result) => self.done(result),
+        }
+    }
+
+    fn start(&mut self, model: &str, steps: u64) {
+        *self = Progress { name: model.to_owned(), steps, ..Progress::new(self.name_width) };
+        if self.terminal {
+            let bar = ProgressBar::new(steps);
+            let template = "{prefix} {bar:24.cyan/dim} {pos}/{len}  {wide_msg}";
+            bar.set_style(
+                ProgressStyle::with_template(template).expect("a template that parses").progress_chars("━━─"),
+            );
+            bar.set_prefix(format!("{model:<0$}", self.name_width));
+            bar.enable_steady_tick(Duration::from_millis(500));
+            self.bar = Some(bar);
+        }
+    }
+
+    fn step(&mut self, report: &StepReport) {
+        self.last_step = Some(*report);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(self.numbers());
+                bar.set_position(report.step);
+            }
+            None if self.last_line.is_none_or(|at| at.elapsed() >= QUIET) => self.line(report),
+            None => {}
+        }
+    }
+
+    /// `loss 2.345  val 2.401  12.3 k tok/s  1 min 20 s left`.
+    fn numbers(&self) -> String {
+        let Some(report) = self.last_step else { return String::new() };
+        let left = self.started.elapsed().as_secs_f64() / report.step as f64 * (self.steps - report.step) as f64;
+        let validation = self.validation.map_or(String::new(), |nll| format!("val {nll:.3}  "));
+        format!("loss {:.3}  {validation}{} tok/s  {} left", report.loss, short(report.tok_s), duration(left))
+    }
+
+    fn line(&mut self, report: &StepReport) {
+        self.last_line = Some(Instant::now());
+        let steps = self.steps.to_string();
+        let step = format!("{:>1$}/{steps}", report.step, steps.len());
+        remark(&format!("{:<2$}  step {step}  {}", self.name, self.numbers(), self.name_width));
+    }
+
+    fn done(&mut self, result: &ModelResult) {
+        let text = format!(
+            "{:<4$}  {} steps in {}{}",
+            result.model,
+            self.steps,
+            duration(result.seconds),
+            result.val_nll.map_or(String::new(), |nll| format!(", validation loss {nll:.3}")),
+            self.name_width,
+        );
+        self.clear();
+        remark(&text);
+    }
+
+    /// Takes the bar away, so that other lines have the place.
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

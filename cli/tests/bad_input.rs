@@ -1,0 +1,241 @@
+//! What goes wrong must be told in one sentence, with a non-zero exit.
+
+mod common;
+
+use common::{Scratch, exists, fail, json, run, succeed};
+
+/// A run of a few steps; the tests add what they are about.
+const QUICK: [&str; 10] = ["--preset", "nano", "--steps", "2", "--seq", "32", "--batch", "2", "--eval-tokens", "64"];
+
+fn compare<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    ["compare", "tango"].iter().chain(&QUICK).chain(more).copied().collect()
+}
+
+#[test]
+fn misspelt_words_are_answered_with_the_nearest() {
+    for (args, hint) in [
+        (vec!["comprae", "tango"], "compare"),
+        (vec!["compare", "tangoo"], "tango"),
+        (vec!["compare", "tango", "--stpes", "3"], "--steps"),
+        (vec!["compare", "tango", "--preset", "tinny"], "tiny"),
+        (vec!["compare", "tango", "--models", "tango,recurent"], "recurrent"),
+        (vec!["compare", "tango", "--schedule", "cosin"], "cosine"),
+        (vec!["train", "--model", "untid"], "untied"),
+        (vec!["eval", "--checkpiont", "x"], "--checkpoint"),
+        (vec!["bench", "opps"], "ops"),
+        (vec!["--device", "cudda", "gradcheck"], "cuda"),
+    ] {
+        fail(2, &args, &["similar", &format!("'{hint}'")]);
+    }
+    fail(2, &["compare", "tango", "--steps", "many"], &["invalid value 'many'", "--steps"]);
+    fail(2, &["compare", "tango", "--checkpoint-activations", "maybe"], &["possible values: true, false"]);
+    fail(
+        1,
+        &["gradcheck", "--filter", "rms_nrom"],
+        &["unknown operator or model `rms_nrom`; did you mean `rms_norm`?"],
+    );
+    fail(1, &["bench", "step", "--model", "tangoo"], &["unknown model `tangoo`; did you mean `tango`?"]);
+    fail(1, &["bench", "step", "--model", "wango"], &["model `wango` is not yet built"]);
+    fail(1, &["bench", "step", "--dtype", "bf16"], &["bf16 is not yet built"]);
+    fail(1, &["bench", "step", "--params", "10"], &["--params 10 is too few"]);
+}
+
+#[test]
+fn case_36_too_little_text_is_named_with_the_counts() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let data = |n: usize| dir.file(&format!("{n}.txt"), "abcdefgh".repeat(5)[..n].as_bytes());
+    fail(1, &compare(&["--data", &data(0), "--out", &out]), &["0.txt` is empty (0 bytes)"]);
+    fail(1, &compare(&["--data", &data(32), "--out", &out]), &["32 tokens found, 33 needed"]);
+    assert!(!exists(&out), "nothing may be left of a run that could not start");
+    let said = succeed(&compare(&["--data", &data(33), "--out", &out]));
+    assert!(said.err.contains("no validation loss will be reported"), "{}", said.err);
+    let results = json(&dir.path("out/results.json"));
+    assert_eq!(results["finished"], true);
+    assert!(results["rows"][0]["val_nll"].is_null() && results["rows"][0]["train_loss"].is_f64());
+    let checkpoint = dir.path("out/tango");
+    fail(1, &["eval", "--checkpoint", &checkpoint, "--data", &data(33)], &["33 tokens to train on and 0 held out"]);
+    succeed(&["eval", "--checkpoint", &checkpoint, "--data", &data(33), "--split", "train"]);
+}
+
+#[test]
+fn data_that_cannot_be_read_is_named() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    dir.file("pictures/a.png", b"x");
+    dir.file("nothing/a.txt", b"");
+    let missing = dir.path("missing.txt");
+    fail(1, &compare(&["--data", &missing, "--out", &out]), &["cannot open the text", "missing.txt", "No such file"]);
+    fail(
+        1,
+        &compare(&["--data", &dir.path("pictures"), "--out", &out]),
+        &["pictures` has no text", ".txt, .md, .lean"],
+    );
+    fail(
+        1,
+        &compare(&["--data", &dir.path("nothing"), "--out", &out]),
+        &["nothing` is empty (all 1 text files are empty)"],
+    );
+    fail(1, &compare(&["--data", "/dev/null", "--out", &out]), &["/dev/null"]);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let locked = dir.file("locked.txt", b"some text");
+        std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
+        // Root may read anything.
+        if std::fs::read(&locked).is_err() {
+            fail(1, &compare(&["--data", &locked, "--out", &out]), &["cannot", "locked.txt", "Permission denied"]);
+        }
+    }
+    assert!(!exists(&out));
+}
+
+#[test]
+fn numbers_out_of_range_are_named() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    for (option, value, phrase) in [
+        ("--lr", "0", "lr must be a positive number, found 0"),
+        ("--lr", "inf", "--lr must be a finite number, found inf"),
+        ("--clip", "NaN", "--clip must be a finite number, found NaN"),
+        ("--steps", "0", "steps must be at least 1, found 0"),
+        ("--batch", "0", "batch must be from 1"),
+        ("--seq", "0", "seq must be from 1"),
+        ("--accumulate", "0", "accumulate must be from 1"),
+        ("--blocks", "0", "blocks must be from 1"),
+        ("--d-model", "99999999999", "d_model must be from 1"),
+        ("--head-dim", "7", "head_dim must be even"),
+        ("--transformer-heads", "3", "found 3 heads"),
+        ("--params", "100", "out of reach"),
+        ("--lr-floor", "2", "lr_floor must be between 0 and 1, found 2"),
+        ("--val-fraction", "1.5", "the validation fraction is 1.5"),
+    ] {
+        let text = dir.file("text.txt", "some text. ".repeat(50));
+        let args = ["compare", "tango", "--preset", "nano", "--data", &text, "--out", &out, option, value];
+        fail(1, &args, &[phrase]);
+    }
+    fail(1, &compare(&["--models", "tango,tango", "--out", &out]), &["model `tango` is named twice"]);
+    assert!(!exists(&out));
+}
+
+#[test]
+fn case_42_the_file_and_the_options() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let config = |text: &str| dir.file("c.toml", text);
+    let with = |text: &str, phrases: &[&str]| fail(1, &compare(&["--config", &config(text), "--out", &out]), phrases);
+    with("stepz = 3", &["c.toml`: unknown setting `stepz`; did you mean `steps`?"]);
+    with("modles = [\"tango\"]", &["c.toml`: unknown setting `modles`; did you mean `models`?"]);
+    with("warmup = \"soon\"", &["c.toml`: setting `warmup`: invalid type: string \"soon\""]);
+    with("preset = 3", &["c.toml`: `preset` must be a text in quotes, found 3"]);
+    with("a = 1\nb = \n", &["c.toml`: line 2 is not valid TOML"]);
+    let unknown = config("preset = \"tinny\"");
+    fail(
+        1,
+        &["compare", "tango", "--config", &unknown, "--out", &out],
+        &["unknown preset `tinny`; did you mean `tiny`?"],
+    );
+    fail(1, &compare(&["--config", &dir.path("none.toml")]), &["cannot read the configuration", "none.toml"]);
+
+    let file = "checkpoint_activations = true\nseed = 5\nmodels = \"untied\"\nlr = 1e-3\n";
+    let said = succeed(&compare(&[
+        "--config",
+        &config(file),
+        "--checkpoint-activations",
+        "false",
+        "--lr",
+        "2e-3",
+        "--out",
+        &out,
+    ]));
+    assert!(said.out.contains("untied"), "{}", said.out);
+    let results = json(&dir.path("out/results.json"));
+    assert_eq!(results["settings"]["checkpoint_activations"], false);
+    assert_eq!((results["settings"]["seed"].as_u64(), results["settings"]["lr"].as_f64()), (Some(5), Some(2e-3)));
+    assert_eq!(results["models"], serde_json::json!(["untied"]));
+}
+
+#[test]
+fn case_44_cuda_is_answered_plainly() {
+    fail(1, &["--device", "cuda", "gradcheck"], &["no CUDA support yet"]);
+    fail(1, &["compare", "tango", "--device", "cuda"], &["no CUDA support yet"]);
+}
+
+#[test]
+fn wrong_environment_is_a_sentence() {
+    for (name, value, phrase) in [
+        ("KUMIKI_THREADS", "two", "KUMIKI_THREADS must be a positive number of threads, found `two`"),
+        ("KUMIKI_SIMD", "avx9", "KUMIKI_SIMD must be a level that this CPU has"),
+    ] {
+        let said = common::said(common::kumiki(&["gradcheck", "--filter", "cast"]).env(name, value).output().unwrap());
+        assert_eq!((said.code, said.out.as_str()), (1, ""));
+        assert!(said.err.starts_with("kumiki: ") && said.err.contains(phrase), "{}", said.err);
+    }
+}
+
+#[test]
+fn folders_in_use_are_left_alone() {
+    let dir = Scratch::new();
+    let (out, foreign) = (dir.path("out"), dir.path("foreign"));
+    let short = ["--models", "tango", "--steps", "1"];
+    let args = |out: &str, more: &[&str]| -> Vec<String> {
+        compare(&["--out", out]).into_iter().map(str::to_owned).chain(more.iter().map(|s| (*s).to_owned())).collect()
+    };
+    let refs = |args: &[String]| -> Vec<String> { args.to_vec() };
+    let quick = refs(&args(&out, &["--models", "tango"]));
+    let quick: Vec<&str> = quick.iter().map(String::as_str).collect();
+    succeed(&quick);
+    let before = std::fs::read(dir.path("out/results.json")).unwrap();
+    for more in [vec![], vec!["--restart"]] {
+        let again: Vec<&str> = quick.iter().copied().chain(more).collect();
+        fail(1, &again, &["holds a finished run", "--out"]);
+    }
+    assert_eq!(std::fs::read(dir.path("out/results.json")).unwrap(), before);
+
+    dir.file(
+        "out/results.json",
+        String::from_utf8(before).unwrap().replace("\"finished\": true", "\"finished\": false"),
+    );
+    fail(1, &quick, &["holds an unfinished run", "--restart", "--out"]);
+    dir.file("out/mine.txt", "kept");
+    let restarted: Vec<&str> = quick.iter().copied().chain(["--restart"]).collect();
+    succeed(&restarted);
+    assert_eq!(json(&dir.path("out/results.json"))["finished"], true);
+    assert!(exists(&dir.path("out/mine.txt")), "only the run's own files may be removed");
+
+    dir.file("foreign/thesis.txt", "precious");
+    let args: Vec<&str> = compare(&["--out", &foreign]).into_iter().chain(short[..2].iter().copied()).collect();
+    fail(1, &args, &["is not empty and holds no run", "thesis.txt", "--out"]);
+    let file = dir.file("file", "x");
+    fail(1, &compare(&["--out", &file]), &["is a file"]);
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run_and_keeps_what_is_good() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let args = compare(&["--lr", "1e30", "--warmup", "0", "--steps", "20", "--out", &out]);
+    fail(1, &args, &["model `tango`", "step 2", "last good checkpoint, after step 0", "out/tango"]);
+    let results = json(&dir.path("out/results.json"));
+    assert_eq!((&results["finished"], &results["failed"]["model"]), (&false.into(), &"tango".into()));
+    succeed(&["generate", "--checkpoint", &dir.path("out/tango"), "--prompt", "a", "--tokens", "3"]);
+}
+
+#[test]
+fn checkpoints_that_are_none_are_named() {
+    let dir = Scratch::new();
+    let junk = dir.file("junk/model.safetensors", b"this is no safetensors file");
+    dir.file("empty/readme.txt", b"");
+    for path in [dir.path("nowhere"), dir.path("empty"), junk.clone(), dir.path("junk")] {
+        fail(1, &["generate", "--checkpoint", &path, "--prompt", "a"], &[path.as_str()]);
+        fail(1, &["eval", "--checkpoint", &path, "--data", "math"], &[path.as_str()]);
+    }
+    dir.file("two/a/model.safetensors", b"");
+    dir.file("two/b/model.safetensors", b"");
+    fail(
+        1,
+        &["generate", "--checkpoint", &dir.path("two"), "--prompt", "a"],
+        &["holds 2 models; choose one", "two/a`"],
+    );
+    assert_eq!(run(&["generate", "--checkpoint", &junk]).code, 2, "a prompt is needed");
+}

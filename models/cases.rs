@@ -1,0 +1,71 @@
+//! Small models for `kumiki gradcheck`: every architecture, tied and untied, with and without recomputation.
+
+use kumiki_autograd::{GradCheck, Param, Report, Tape};
+use kumiki_nn::Module;
+use kumiki_tensor::{DType, Rng, Tensor};
+
+use crate::{Architecture, IGNORE, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig};
+
+/// A language model of F64 with a batch to compute its loss on.
+pub struct ModelCase {
+    /// The architecture.
+    pub name: &'static str,
+    /// What distinguishes this case from the architecture's others.
+    pub variant: String,
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+}
+
+impl ModelCase {
+    fn new(name: &'static str, architecture: Architecture, recompute: bool) -> ModelCase {
+        let tied = if architecture.tied() { "tied" } else { "untied" };
+        let variant = if recompute { format!("{tied}, recomputed") } else { tied.to_owned() };
+        let config = LanguageModelConfig { n_vocab: 7, architecture };
+        let mut model = LanguageModel::new(&config, 0, DType::F64).expect("sizes that fit");
+        model.checkpoint_activations = recompute;
+        let mut rng = Rng::new(0).fork("model cases");
+        // The usual 0.02 would make the first norm so steep that differences cannot follow it.
+        let shape = model.embedding.weight.shape().to_vec();
+        model.embedding.weight.set(rng.normal(DType::F64, &shape, 0.0, 1.0));
+        let tokens = rng.ids(DType::I64, &[2, 5], 7);
+        let mut targets = rng.ids(DType::I64, &[2, 5], 7);
+        targets.make_mut::<i64>()[3] = IGNORE;
+        ModelCase { name, variant, model, tokens, targets }
+    }
+
+    /// The gradients of the loss for all parameters against central differences.
+    pub fn check(&self) -> Report {
+        let params: Vec<(String, Param)> = self.model.params().into_iter().map(|(n, p)| (n, p.clone())).collect();
+        let check = GradCheck { max_elements: 24, ..GradCheck::default() };
+        check.run(&[], &params, |tape: &Tape, _| self.model.loss(tape, &self.tokens, &self.targets))
+    }
+}
+
+/// The cases of all architectures.
+pub fn model_cases() -> Vec<ModelCase> {
+    let mut cases = Vec::new();
+    for (tied, recompute) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (d_model, heads, applications, rope_base) = (8, 2, 2, 10_000.0);
+        let tango = TangoConfig { d_model, heads, head_dim: 4, gate_width: 6, applications, tied, rope_base };
+        let transformer = TransformerConfig { d_model, heads, d_ff: 6, applications, tied, rope_base };
+        cases.push(ModelCase::new("tango", Architecture::Tango(tango), recompute));
+        cases.push(ModelCase::new("transformer", Architecture::Transformer(transformer), recompute));
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_model_has_right_gradients() {
+        for case in model_cases() {
+            let report = case.check();
+            let what = format!("{} ({}): {report}", case.name, case.variant);
+            assert!(report.error() < 1e-6 && report.without_gradient.is_empty(), "{what}");
+            assert!(report.checked > 100, "{what}");
+        }
+    }
+}

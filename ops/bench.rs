@@ -1,0 +1,145 @@
+//! How fast operators are, next to how fast this machine could be: `kumiki bench ops`.
+//!
+//! Two limits are measured in the same run: the bandwidth of `a = b + s·c` over arrays far larger than the caches, and
+//! the rate of a large f32 matrix product. An operator that must move `bytes` and compute `flops` cannot take less than
+//! the longer of both; the part of its time that this makes up is its percentage of the roofline.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use kumiki_autograd::{Tape, Var};
+use kumiki_tensor::{DType, Rng, Tensor, threads};
+
+use crate::gemm::{MatMut, MatRef, gemm};
+use crate::registry::{BenchCase, OpCase};
+
+/// What this machine can do with the threads in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Bytes per second of the triad.
+    pub bandwidth: f64,
+    /// Floating-point operations per second of a matrix product, f32.
+    pub gemm: f64,
+}
+
+impl Roofline {
+    /// Measures both limits; about a second.
+    pub fn measure() -> Roofline {
+        // Three arrays of 64 MiB: several times the caches of most machines.
+        const LEN: usize = 16 << 20;
+        const CHUNK: usize = 1 << 16;
+        let (b, c) = (vec![1f32; LEN], vec![2f32; LEN]);
+        let mut a = vec![0f32; LEN];
+        let triad = fastest(|| {
+            threads::parallel_chunks_mut(&mut a, CHUNK, CHUNK, |i, piece| {
+                let (b, c) = (&b[i * CHUNK..][..piece.len()], &c[i * CHUNK..][..piece.len()]);
+                piece.iter_mut().zip(b).zip(c).for_each(|((a, b), c)| *a = b + 0.5 * c);
+            });
+            black_box(&a);
+        });
+        const N: usize = 1024;
+        let (x, y) = (&b[..N * N], &c[..N * N]);
+        let mut z = vec![0f32; N * N];
+        let product = fastest(|| {
+            gemm(1.0, MatRef::new(x, N, N), MatRef::new(y, N, N), 0.0, MatMut::new(&mut z, N, N));
+            black_box(&z);
+        });
+        Roofline { bandwidth: (3 * LEN * size_of::<f32>()) as f64 / triad, gemm: 2.0 * (N * N * N) as f64 / product }
+    }
+
+    /// The least time for so many bytes and operations.
+    pub fn least_seconds(&self, bytes: usize, flops: usize) -> f64 {
+        (bytes as f64 / self.bandwidth).max(flops as f64 / self.gemm)
+    }
+}
+
+/// Seconds of the fastest run: a limit is what the machine can do when nothing disturbs it.
+fn fastest(mut f: impl FnMut()) -> f64 {
+    times(&mut f).into_iter().fold(f64::INFINITY, f64::min)
+}
+
+/// Seconds of several runs, after one that is not counted.
+fn times(f: &mut dyn FnMut()) -> Vec<f64> {
+    f();
+    let (begin, mut times) = (Instant::now(), Vec::new());
+    while times.len() < 5 || (begin.elapsed() < Duration::from_millis(300) && times.len() < 1000) {
+        let started = Instant::now();
+        f();
+        times.push(started.elapsed().as_secs_f64());
+    }
+    times
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Median seconds of an operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Without recording.
+    pub forward: f64,
+    /// Recording, and the walk back to all inputs.
+    pub both: f64,
+}
+
+impl BenchCase {
+    /// Runs the operator on random inputs.
+    pub fn time(&self) -> Timing {
+        let mut rng = Rng::new(0).fork(self.name);
+        let inputs: Vec<Tensor> =
+            self.inputs.iter().map(|(_, shape)| rng.normal(DType::F32, shape, 0.0, 1.0)).collect();
+        let constants: Vec<Var> = inputs.iter().cloned().map(Var::constant).collect();
+        let forward = median(times(&mut || {
+            black_box((self.forward)(&Tape::inference(), &constants));
+        }));
+        let shape = (self.forward)(&Tape::inference(), &constants).shape().to_vec();
+        let dout = rng.normal(DType::F32, &shape, 0.0, 1.0);
+        let both = median(times(&mut || {
+            let tape = Tape::training(Rng::new(0));
+            let leaves: Vec<Var> = inputs.iter().map(|x| tape.leaf(x.clone())).collect();
+            let y = (self.forward)(&tape, &leaves);
+            black_box(tape.backward_from(&[(&y, dout.clone())]));
+        }));
+        Timing { forward, both }
+    }
+
+    /// Why no number may be shown: a gradient check of the operator that fails, or none at all. `checks` are those of
+    /// [`crate::op_cases`].
+    pub fn refused(&self, checks: &[OpCase]) -> Option<String> {
+        let base = self.name.split(" (").next().unwrap_or(self.name);
+        let mut found = false;
+        for case in checks.iter().filter(|case| case.name == base) {
+            found = true;
+            let report = case.check();
+            let holds = report.error() < 1e-6 && report.without_gradient.is_empty();
+            if !holds {
+                return Some(format!("its check `{}` fails: {report}", case.variant));
+            }
+        }
+        (!found).then(|| "it has no gradient check".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(name: &'static str) -> BenchCase {
+        let forward = |_: &Tape, v: &[Var]| crate::cast(&v[0], DType::F64);
+        BenchCase { name, inputs: vec![("x", vec![100])], forward: Box::new(forward), bytes: 1200, flops: 0 }
+    }
+
+    #[test]
+    fn numbers_come_out_and_unchecked_operators_are_refused() {
+        let checks = crate::op_cases();
+        let known = checks[0].name;
+        assert_eq!(case(known).refused(&checks), None);
+        assert!(case("nothing").refused(&checks).unwrap().contains("no gradient check"));
+        let wrong = OpCase::new("wrong", "detached", &[("x", &[2])], |_, v| crate::cast(&v[0].detach(), DType::F64));
+        assert!(case("wrong (composed)").refused(&[wrong]).unwrap().contains("its check `detached` fails"));
+        let roofline = Roofline { bandwidth: 1e9, gemm: 1e10 };
+        assert_eq!(roofline.least_seconds(1_000_000, 1_000_000), 1e-3);
+    }
+}

@@ -1,0 +1,188 @@
+//! One training step at given sizes, timed: `kumiki bench step`.
+
+use std::time::Instant;
+
+use kumiki_autograd::Tape;
+use kumiki_models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, accounting};
+use kumiki_nn::{AdamW, Module, clip_global_norm};
+use kumiki_tensor::{DType, Rng};
+
+use crate::suggest::unknown;
+use crate::{Error, Result};
+
+/// The sizes of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepBench {
+    /// `tango` or `transformer`, both tied.
+    pub model: String,
+    /// Dtype of parameters and arithmetic.
+    pub dtype: DType,
+    /// Model width D.
+    pub d_model: usize,
+    /// Key width of TANGO's heads.
+    pub head_dim: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Sequence length T.
+    pub seq: usize,
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Token ids.
+    pub vocab: usize,
+    /// Block applications L.
+    pub applications: usize,
+    /// Wanted parameters of the blocks.
+    pub params: usize,
+    /// Steps that are timed, after two that are not.
+    pub steps: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTiming {
+    /// Parameters of the blocks.
+    pub params: usize,
+    /// Median seconds of a step.
+    pub seconds: f64,
+    /// Tokens per second.
+    pub tok_s: f64,
+}
+
+impl StepBench {
+    /// The model, its free width rounded as its PyTorch counterpart rounds it: both have the same parameters.
+    ///
+    /// # Errors
+    /// When there is no such model or the sizes do not fit.
+    pub fn config(&self) -> Result<LanguageModelConfig> {
+        let &StepBench { d_model: d, head_dim, heads, applications, params, .. } = self;
+        let limit = 1 << 20;
+        let axes = [d, head_dim, heads, self.seq, self.batch, self.vocab, applications, self.steps];
+        let names = ["d-model", "head-dim", "heads", "seq", "batch", "vocab", "applications", "steps"];
+        if let Some(i) = axes.iter().position(|size| !(1..=limit).contains(size)) {
+            return Err(Error::new(format!("--{} must be from 1 to {limit}, found {}", names[i], axes[i])));
+        }
+        let width = |fixed: usize, step: usize| {
+            let width = params.saturating_sub(fixed) / (3 * d) / step * step;
+            if width == 0 {
+                return Err(Error::new(format!(
+                    "--params {params} is too few for these sizes; {} are needed at least",
+                    fixed + 3 * d * step
+                )));
+            }
+            Ok(width)
+        };
+        let rope_base = 10_000.0;
+        let architecture = match self.model.as_str() {
+            "tango" => {
+                let gate_width = width(2 * d * heads * head_dim, 8 * heads)?;
+                Architecture::Tango(TangoConfig {
+                    d_model: d,
+                    heads,
+                    head_dim,
+                    gate_width,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
+            }
+            "transformer" => {
+                let d_ff = width(4 * d * d, 8)?;
+                Architecture::Transformer(TransformerConfig {
+                    d_model: d,
+                    heads,
+                    d_ff,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
+            }
+            other => return Err(Error::new(unknown("model", other, &["tango", "transformer"]))),
+        };
+        architecture.check().map_err(|e| Error::new(e.to_string()))?;
+        Ok(LanguageModelConfig { n_vocab: self.vocab, architecture })
+    }
+
+    /// Times the steps: forward, backward, clipping and AdamW on random tokens.
+    ///
+    /// # Errors
+    /// As [`StepBench::config`]; also when a gradient is not finite.
+    pub fn run(&self) -> Result<StepTiming> {
+        let config = self.config()?;
+        let failed = |e: kumiki_tensor::Error| Error::new(e.to_string());
+        let mut model = LanguageModel::new(&config, 0, self.dtype).map_err(failed)?;
+        let mut rng = Rng::new(0);
+        let shape = [self.batch, self.seq];
+        let mut ids = || rng.ids(DType::I64, &shape, self.vocab as u64);
+        let (tokens, targets) = (ids(), ids());
+        let mut optimizer = AdamW::default();
+        let mut times = Vec::with_capacity(self.steps);
+        // The first two fill the buffer pool and the optimiser's state.
+        for step in 0..self.steps + 2 {
+            let started = Instant::now();
+            let tape = Tape::training(Rng::new(step as u64));
+            let loss = model.loss(&tape, &tokens, &targets);
+            let mut grads = tape.backward(&loss);
+            // A loss on the tape would keep it alive, and the optimiser would have to copy what it writes.
+            drop((loss, tape));
+            let mut params = model.params_mut();
+            clip_global_norm(&params, &mut grads, 1.0).map_err(failed)?;
+            optimizer.step(&mut params, &grads, 1e-3).map_err(failed)?;
+            if step >= 2 {
+                times.push(started.elapsed().as_secs_f64());
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let seconds = times[times.len() / 2];
+        let params = accounting::block_params(&config.architecture);
+        Ok(StepTiming { params, seconds, tok_s: (self.batch * self.seq) as f64 / seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bench(model: &str) -> StepBench {
+        StepBench {
+            model: model.into(),
+            dtype: DType::F32,
+            d_model: 256,
+            head_dim: 32,
+            heads: 8,
+            seq: 512,
+            batch: 4,
+            vocab: 256,
+            applications: 4,
+            params: 5_000_000,
+            steps: 1,
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_counterpart() {
+        let params = |model: &str| accounting::block_params(&bench(model).config().unwrap().architecture);
+        assert_eq!((params("tango"), params("transformer")), (4_997_384, 4_999_680));
+        let few = StepBench { params: 1000, ..bench("tango") }.config().unwrap_err().to_string();
+        assert!(few.contains("--params 1000 is too few"), "{few}");
+        assert!(
+            StepBench { seq: 0, ..bench("tango") }.config().unwrap_err().to_string().contains("--seq must be from 1")
+        );
+        assert!(bench("tangoo").config().unwrap_err().to_string().contains("did you mean `tango`"));
+    }
+
+    #[test]
+    fn a_small_step_runs() {
+        let small = StepBench {
+            d_model: 16,
+            head_dim: 4,
+            heads: 2,
+            seq: 9,
+            batch: 2,
+            vocab: 11,
+            params: 3000,
+            ..bench("tango")
+        };
+        let timing = small.run().unwrap();
+        assert!(timing.seconds > 0.0 && timing.tok_s > 0.0 && timing.params <= 3000 + 16 + 2);
+    }
+}
