@@ -16,6 +16,8 @@ pub mod gemm;
 mod logsumexp;
 mod max;
 mod prod;
+#[cfg(test)]
+mod proptest_shapes;
 mod reduce;
 mod registry;
 pub mod simd;

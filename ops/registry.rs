@@ -59,12 +59,32 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases()].into_iter().flatten().collect()
+    let lists = [
+        crate::activations::cases(),
+        crate::arithmetic::cases(),
+        crate::cast::cases(),
+        crate::cumsum::cases(),
+        crate::logsumexp::cases(),
+        crate::max::cases(),
+        crate::prod::cases(),
+        crate::reduce::cases(),
+        crate::softmax::cases(),
+        crate::unary::cases(),
+        crate::variance::cases(),
+    ];
+    lists.into_iter().flatten().collect()
 }
 
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
-    vec![]
+    let lists = [
+        crate::activations::bench(),
+        crate::arithmetic::bench(),
+        crate::logsumexp::bench(),
+        crate::reduce::bench(),
+        crate::softmax::bench(),
+    ];
+    lists.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
