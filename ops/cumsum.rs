@@ -62,6 +62,11 @@ fn running_sums_of<E: Element>(x: &Tensor, axis: usize, from_end: bool) -> Tenso
     in_chunks(out.as_mut_slice::<E>(), chunk, chunk, &|i, out| {
         let mut sums = vec![0f64; inner];
         for (y, x) in out.chunks_mut(slice).zip(x[i * chunk..].chunks(slice)) {
+            if inner == 1 {
+                let pairs = x.iter().zip(y);
+                if from_end { add_up(pairs.rev()) } else { add_up(pairs) }
+                continue;
+            }
             sums.fill(0.0);
             let rows = y.chunks_mut(inner).zip(x.chunks(inner));
             let step = |(y, x)| add_row(&mut sums, x, y);
@@ -69,6 +74,15 @@ fn running_sums_of<E: Element>(x: &Tensor, axis: usize, from_end: bool) -> Tenso
         }
     });
     out
+}
+
+/// Writes the running sum of neighbouring elements.
+fn add_up<'a, E: Element>(pairs: impl Iterator<Item = (&'a E, &'a mut E)>) {
+    let mut sum = 0f64;
+    for (x, y) in pairs {
+        sum += x.to_f64();
+        *y = E::from_f64(sum);
+    }
 }
 
 /// Adds a row to the sums and writes them.

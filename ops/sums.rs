@@ -16,6 +16,8 @@ use crate::simd::{Kernel, Lanes, Real};
 const ROWS: usize = 128;
 /// Elements that one task sums: above that the summed axis is cut.
 const TASK: usize = 2 * CHUNK;
+/// Columns that are summed at a time.
+const COLUMNS: usize = 1024;
 /// Columns below this number are widened by taking several rows as one.
 const NARROW: usize = 64;
 
@@ -275,6 +277,8 @@ impl<E: Real> Kernel<E> for ColumnSums<'_, E> {
     }
 }
 
+/// Rows are read from end to end, four at a time, into sums that stay in the first-level cache: a walk down the columns
+/// would touch another page with every step.
 #[inline(always)]
 fn column_sums<E: Real, L: Lanes<Elem = E>, const WEIGHTED: bool>(
     x: Operand<E>,
@@ -282,36 +286,53 @@ fn column_sums<E: Real, L: Lanes<Elem = E>, const WEIGHTED: bool>(
     rows: usize,
     sums: &mut [f64],
 ) {
+    let mut acc = [E::ZERO; COLUMNS];
     for first in (0..rows).step_by(ROWS) {
-        let block = first..rows.min(first + ROWS);
-        let mut c = 0;
-        while c + 4 * L::N <= sums.len() {
-            let mut acc = [L::splat(E::ZERO); 4];
-            for r in block.clone() {
-                let (x, y) = (&x.data[r * x.row + c..][..4 * L::N], &y.data[r * y.row + c..][..4 * L::N]);
-                for (k, acc) in acc.iter_mut().enumerate() {
-                    *acc = add::<L, WEIGHTED>(*acc, L::load(&x[k * L::N..]), L::load(&y[k * L::N..]));
-                }
+        for (p, sums) in sums.chunks_mut(COLUMNS).enumerate() {
+            let acc = &mut acc[..sums.len()];
+            acc.fill(E::ZERO);
+            let mut r = first;
+            let end = rows.min(first + ROWS);
+            while r + 4 <= end {
+                add_rows::<E, L, WEIGHTED, 4>(x.at(0, r, p * COLUMNS), y.at(0, r, p * COLUMNS), acc);
+                r += 4;
             }
-            for (acc, sums) in acc.into_iter().zip(sums[c..].chunks_mut(L::N)) {
-                flush(acc, sums);
+            while r < end {
+                add_rows::<E, L, WEIGHTED, 1>(x.at(0, r, p * COLUMNS), y.at(0, r, p * COLUMNS), acc);
+                r += 1;
             }
-            c += 4 * L::N;
-        }
-        while c < sums.len() {
-            let len = L::N.min(sums.len() - c);
-            let mut acc = L::splat(E::ZERO);
-            for r in block.clone() {
-                let (x, y) = (&x.data[r * x.row + c..][..len], &y.data[r * y.row + c..][..len]);
-                acc = add::<L, WEIGHTED>(acc, L::load_partial(x, E::ZERO), L::load_partial(y, E::ZERO));
-            }
-            flush(acc, &mut sums[c..c + len]);
-            c += len;
+            sums.iter_mut().zip(&*acc).for_each(|(sum, part)| *sum += part.to_f64());
         }
     }
 }
 
+/// Adds the next R rows to `acc`.
 #[inline(always)]
-fn flush<L: Lanes>(acc: L, sums: &mut [f64]) {
-    sums.iter_mut().zip(acc.to_array()).for_each(|(sum, x)| *sum += x.to_f64());
+fn add_rows<E: Real, L: Lanes<Elem = E>, const WEIGHTED: bool, const R: usize>(
+    x: Operand<E>,
+    y: Operand<E>,
+    acc: &mut [E],
+) {
+    let len = acc.len();
+    let (mut xs, mut ys) = ([&x.data[..len]; R], [&y.data[..len]; R]);
+    for r in 1..R {
+        (xs[r], ys[r]) = (&x.data[r * x.row..][..len], &y.data[r * y.row..][..len]);
+    }
+    let mut c = 0;
+    while c + L::N <= len {
+        let mut sum = L::load(&acc[c..]);
+        for r in 0..R {
+            sum = add::<L, WEIGHTED>(sum, L::load(&xs[r][c..]), L::load(&ys[r][c..]));
+        }
+        sum.store(&mut acc[c..]);
+        c += L::N;
+    }
+    if c < len {
+        let mut sum = L::load_partial(&acc[c..], E::ZERO);
+        for r in 0..R {
+            let (x, y) = (L::load_partial(&xs[r][c..], E::ZERO), L::load_partial(&ys[r][c..], E::ZERO));
+            sum = add::<L, WEIGHTED>(sum, x, y);
+        }
+        sum.store_partial(&mut acc[c..]);
+    }
 }

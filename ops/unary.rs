@@ -44,16 +44,20 @@ pub fn sqrt(x: &Var) -> Var {
     unary("sqrt", x, Sqrt, Save::Output)
 }
 
-/// `x^exponent`, any shape. Whole exponents up to 16 in size are products, also of negative numbers; the rest is
-/// as `powf` of the standard library, one number at a time: NaN for a negative number to a broken exponent.
+/// `x^exponent`, any shape. Multiples of 1/2 up to 16 in size are products (of negative numbers too, when whole), or
+/// products of square roots; the rest is `powf` of the standard library, one number at a time. NaN for a negative number
+/// to a broken exponent.
 #[track_caller]
 pub fn pow(x: &Var, exponent: f64) -> Var {
-    let whole = exponent.fract() == 0.0 && exponent.abs() <= 16.0;
-    if whole {
-        let f = WholePow { exponent: exponent as i32 };
-        return unary("pow", x, f, Save::Input);
+    let twice = 2.0 * exponent;
+    if twice.fract() != 0.0 || exponent.abs() > 16.0 {
+        return unary("pow", x, Pow { exponent }, Save::Input);
     }
-    unary("pow", x, Pow { exponent }, Save::Input)
+    if exponent.fract() == 0.0 {
+        unary("pow", x, WholePow { exponent: exponent as i32 }, Save::Input)
+    } else {
+        unary("pow", x, HalfPow { twice: twice as i32 }, Save::Input)
+    }
 }
 
 /// The absolute value, any shape; its slope at 0 is 0.
@@ -248,6 +252,26 @@ impl<E: Real> Binary<E> for WholePow {
     }
 }
 
+/// `x^(twice / 2)` for an odd number.
+struct HalfPow {
+    twice: i32,
+}
+
+impl<E: Real> Unary<E> for HalfPow {
+    #[inline(always)]
+    fn apply<L: Lanes<Elem = E>>(&self, x: L) -> L {
+        whole_power(x.sqrt(), self.twice)
+    }
+}
+
+impl<E: Real> Binary<E> for HalfPow {
+    #[inline(always)]
+    fn apply<L: Lanes<Elem = E>>(&self, dout: L, x: L) -> L {
+        let slope = constant::<L>(0.5 * f64::from(self.twice)) * whole_power(x.sqrt(), self.twice - 2);
+        where_it_counts(dout, dout * slope)
+    }
+}
+
 struct Pow {
     exponent: f64,
 }
@@ -363,6 +387,8 @@ mod tests {
         ("pow -2", |x| pow(x, -2.0), |x| x.powf(-2.0), |x| x + 0.5 * x.signum()),
         ("pow 0", |x| pow(x, 0.0), |_| 1.0, |x| x),
         ("pow 1.5", |x| pow(x, 1.5), |x| x.powf(1.5), |x| 0.2 + x.abs()),
+        ("pow -0.5", |x| pow(x, -0.5), |x| x.powf(-0.5), |x| 0.2 + x.abs()),
+        ("pow 0.7", |x| pow(x, 0.7), |x| x.powf(0.7), |x| 0.2 + x.abs()),
         ("pow 17", |x| pow(x, 17.0), |x| x.powf(17.0), |x| x.clamp(-1.2, 1.2)),
         ("abs", abs, f64::abs, |x| x + 0.1 * x.signum()),
         ("clamp", |x| clamp(x, -0.5, 0.7), |x| x.clamp(-0.5, 0.7), |x| x + 0.0101 * (100.0 * x).sin().signum()),
@@ -416,6 +442,8 @@ mod tests {
         slopes("pow 21", |x| pow(x, 21.0), &[(-1.0, -1.0, 21.0), (0.0, 0.0, 0.0)]);
         slopes("pow 0.5", |x| pow(x, 0.5), &[(4.0, 2.0, 0.25), (0.0, 0.0, INF), (-1.0, f64::NAN, f64::NAN)]);
         slopes("pow 2.5", |x| pow(x, 2.5), &[(0.0, 0.0, 0.0), (4.0, 32.0, 20.0)]);
+        slopes("pow -0.5", |x| pow(x, -0.5), &[(4.0, 0.5, -0.0625), (0.0, INF, -INF), (INF, 0.0, 0.0)]);
+        slopes("pow 0.7", |x| pow(x, 0.7), &[(1.0, 1.0, 0.7), (0.0, 0.0, INF), (INF, INF, 0.0)]);
     }
 
     #[test]
