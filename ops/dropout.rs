@@ -7,8 +7,9 @@
 //! Source: Srivastava et al., Dropout, JMLR 15 (2014), in the "inverted" form.
 
 use kumiki_autograd::{Backward, Tape, Var};
-use kumiki_tensor::{Element, Rng, Tensor, dispatch, threads};
+use kumiki_tensor::{Rng, Tensor, dispatch_real, threads};
 
+use crate::cast::wide;
 use crate::registry::{BenchCase, OpCase};
 
 /// `x` with every element zeroed with probability `p`, to within 2^-32, and the others divided by `1 - p`; any shape and
@@ -59,22 +60,22 @@ fn threshold(p: f64) -> u32 {
 
 fn masked(x: &Tensor, rng: &Rng, p: f64) -> Tensor {
     const PIECE: usize = 4096;
-    let (dropped, scale) = (threshold(p), 1.0 / (1.0 - p));
-    let x = x.contiguous();
-    let mut y = Tensor::empty(x.dtype(), x.shape());
-    dispatch!(x.dtype(), E => {
-        let x = x.as_slice::<E>();
+    let (dropped, source) = (threshold(p), wide(x).contiguous());
+    let mut y = Tensor::empty(source.dtype(), source.shape());
+    dispatch_real!("dropout", source.dtype(), E => {
+        let (source, scale) = (source.as_slice::<E>(), (1.0 / (1.0 - p)) as E);
         threads::parallel_chunks_mut(y.as_mut_slice::<E>(), PIECE, 4 * PIECE, |i, y| {
             let start = i * PIECE;
             let mut words = [0; PIECE];
             rng.words(start as u64, &mut words[..y.len()]);
-            for ((y, &x), &word) in y.iter_mut().zip(&x[start..]).zip(&words) {
+            for ((y, &x), &word) in y.iter_mut().zip(&source[start..]).zip(&words) {
                 // Chosen, not multiplied by 0: what is dropped is gone even when it is NaN.
-                *y = if word < dropped { E::default() } else { E::from_f64(x.to_f64() * scale) };
+                let kept = x * scale;
+                *y = if word < dropped { 0.0 } else { kept };
             }
         });
     });
-    y
+    y.cast(x.dtype())
 }
 
 pub(crate) fn cases() -> Vec<OpCase> {
@@ -130,7 +131,7 @@ mod tests {
         let both = a.iter().zip(&b).filter(|(a, b)| **a == 0.0 && **b == 0.0).count() as f64 / a.len() as f64;
         // Five standard deviations.
         assert!((zeros(&a) - 0.3).abs() < 7e-3 && (zeros(&b) - 0.3).abs() < 7e-3 && (both - 0.09).abs() < 5e-3);
-        assert!(a.iter().all(|&y| y == 0.0 || y == f64::from(1.0f32 / 0.7)));
+        assert!(a.iter().all(|&y| y == 0.0 || y == f64::from((1.0 / (1.0 - 0.3)) as f32)));
     }
 
     #[test]

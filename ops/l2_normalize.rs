@@ -4,7 +4,7 @@
 //! Backward `dx = r (dout − x c)`, `c = r² Σ x dout`: the part of `dout` along `x` is taken out. At a zero row
 //! `dx = dout/√eps`, finite. Saves `x`; `r` costs one more pass over a row that is in cache anyway.
 //! Sums are taken in blocks, and the blocks in f64. Cost: one read and one write of memory.
-//! Source: `specification 1.1`, the normalised queries and keys.
+//! Where it is used: TANGO's queries and keys, per head.
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{Tensor, dispatch_real, threads};
