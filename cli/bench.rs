@@ -56,7 +56,10 @@ impl Ops {
         let machine = Machine::here();
         let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0).max(8);
         if !self.json {
-            line(&format!("{} threads, {}: triad {triad:.1} GB/s, matrix product {gemm:.0} GFLOP/s", machine.threads, machine.simd))?;
+            line(&format!(
+                "{} threads, {}: triad {triad:.1} GB/s, matrix product {gemm:.0} GFLOP/s",
+                machine.threads, machine.simd
+            ))?;
             line(&format!("{:<width$}  forward ms  with backward ms     GB/s  GFLOP/s  roofline  inputs", "operator"))?;
         }
         let (mut rows, mut refused) = (Vec::new(), Vec::new());
@@ -165,7 +168,10 @@ fn peak_rss_mb() -> Option<u64> {
 impl Step {
     fn run(self) -> Result<()> {
         if PLANNED.contains(&self.model.as_str()) {
-            return Err(Error::new(format!("model `{}` is not yet built; there are tango and transformer", self.model)));
+            return Err(Error::new(format!(
+                "model `{}` is not yet built; there are tango and transformer",
+                self.model
+            )));
         }
         let dtype = match self.dtype.as_str() {
             "f32" => DType::F32,
@@ -178,7 +184,8 @@ impl Step {
         }
         let Step { model, d_model, head_dim, heads, seq, batch, vocab, applications, steps, .. } = self;
         let params = self.params as usize;
-        let bench = StepBench { model, dtype, d_model, head_dim, heads, seq, batch, vocab, applications, params, steps };
+        let bench =
+            StepBench { model, dtype, d_model, head_dim, heads, seq, batch, vocab, applications, params, steps };
         let timing = threads::with_threads(self.threads, || bench.run())?;
         json(&json!({
             "engine": concat!("kumiki ", env!("CARGO_PKG_VERSION")), "model": bench.model, "dtype": self.dtype,

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use kumiki::tensor::threads;
-use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::batches::Validation;
+use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::data::Data;
 use kumiki_train::settings::Settings;
 use kumiki_train::trainer::evaluate;
@@ -73,7 +73,10 @@ impl Args {
             Split::Train => Some(Validation::new(data.train.clone(), settings.batch, settings.seq, Some(tokens))?),
         };
         let windows = windows.ok_or_else(|| {
-            Error::new(format!("{}; --split train evaluates what there is", data.note.as_deref().unwrap_or("nothing is held out")))
+            Error::new(format!(
+                "{}; --split train evaluates what there is",
+                data.note.as_deref().unwrap_or("nothing is held out")
+            ))
         })?;
         let found = evaluate(&model, &windows, |_| {})?;
         let name = notes.get("model").map_or("?", String::as_str);
@@ -85,13 +88,20 @@ impl Args {
                 "bits_per_byte": found.bits(), "answer_nll": found.answers.map(|(nll, _)| nll),
             }));
         }
-        output::line(&format!("{name}, step {}, on {} ({split})", notes.get("step").map_or("?", String::as_str), self.data))?;
+        output::line(&format!(
+            "{name}, step {}, on {} ({split})",
+            notes.get("step").map_or("?", String::as_str),
+            self.data
+        ))?;
         output::line(&format!("tokens         {}", thousands(found.tokens)))?;
         output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
         output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
         output::line(&format!("bits per byte  {:.4}", found.bits()))?;
         if let Some((nll, count)) = found.answers {
-            output::line(&format!("answer NLL     {nll:.4} nats per byte, over {} bytes of answers", thousands(count)))?;
+            output::line(&format!(
+                "answer NLL     {nll:.4} nats per byte, over {} bytes of answers",
+                thousands(count)
+            ))?;
         }
         Ok(())
     }

@@ -114,7 +114,12 @@ impl Args {
             json(&found)?;
         }
         if !failed.is_empty() {
-            return Err(Error::new(format!("{} of {} gradient checks fail: {}", failed.len(), cases.len(), failed.join(", "))));
+            return Err(Error::new(format!(
+                "{} of {} gradient checks fail: {}",
+                failed.len(),
+                cases.len(),
+                failed.join(", ")
+            )));
         }
         if !self.json {
             line(&format!("all {} below {LIMIT:.0e}; the worst is {worst:.1e}", cases.len()))?;

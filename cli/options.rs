@@ -159,7 +159,9 @@ fn given(options: &SettingOptions, key: &str, value: &Value) -> Result<Option<Va
         ("val_fraction", options.val_fraction),
     ];
     match floats.iter().find(|(name, x)| *name == key && x.is_some_and(|x| !x.is_finite())) {
-        Some((_, Some(x))) => Err(Error::new(format!("--{} must be a finite number, found {x}", key.replace('_', "-")))),
+        Some((_, Some(x))) => {
+            Err(Error::new(format!("--{} must be a finite number, found {x}", key.replace('_', "-"))))
+        }
         _ => Ok((!value.is_null()).then(|| value.clone())),
     }
 }
@@ -176,7 +178,8 @@ fn read_config(path: &Path, models_key: &str) -> Result<Map<String, Value>> {
         in_file(Some(path), &format!("line {line} is not valid TOML: {}", e.message().replace('\n', ", ")))
     })?;
     let settings = Settings::keys();
-    let known: Vec<&str> = ["preset", "data", models_key].into_iter().chain(settings.iter().map(String::as_str)).collect();
+    let known: Vec<&str> =
+        ["preset", "data", models_key].into_iter().chain(settings.iter().map(String::as_str)).collect();
     if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
         return Err(in_file(Some(path), &unknown("setting", key, &known)));
     }
@@ -200,12 +203,16 @@ fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Resu
     let name = |value: &Value| value.as_str().map(str::to_owned);
     let names = match file.remove(key) {
         None => return Ok(None),
-        Some(Value::Array(values)) if key == "models" => (values.iter().map(name).collect::<Option<_>>(), Value::Array(values)),
+        Some(Value::Array(values)) if key == "models" => {
+            (values.iter().map(name).collect::<Option<_>>(), Value::Array(values))
+        }
         Some(value) => (name(&value).map(|name| vec![name]), value),
     };
     match names {
         (Some(names), _) => Ok(Some(names)),
-        (None, found) => Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}"))),
+        (None, found) => {
+            Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}")))
+        }
     }
 }
 
@@ -215,7 +222,8 @@ pub fn preset_table() -> String {
     for name in PRESETS {
         let s = Settings::preset(name).unwrap_or_default();
         let (batch, params) = (s.batch * s.accumulate, crate::table::short(s.params as f64));
-        text += &format!("  {name:<14}{:>5}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
+        text +=
+            &format!("  {name:<14}{:>5}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
     }
     text
 }

@@ -70,7 +70,9 @@ impl Progress {
         if self.terminal {
             let bar = ProgressBar::new(steps);
             let template = "{prefix} {bar:24.cyan/dim} {pos}/{len}  {wide_msg}";
-            bar.set_style(ProgressStyle::with_template(template).expect("a template that parses").progress_chars("━━─"));
+            bar.set_style(
+                ProgressStyle::with_template(template).expect("a template that parses").progress_chars("━━─"),
+            );
             bar.set_prefix(format!("{model:<0$}", self.name_width));
             bar.enable_steady_tick(Duration::from_millis(500));
             self.bar = Some(bar);

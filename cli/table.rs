@@ -40,7 +40,13 @@ pub fn short(x: f64) -> String {
         x if x >= 1e3 => (x / 1e3, " k"),
         x => (x, ""),
     };
-    let digits = if value >= 100.0 || unit.is_empty() { 0 } else if value >= 10.0 { 1 } else { 2 };
+    let digits = if value >= 100.0 || unit.is_empty() {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{value:.digits$}{unit}")
 }
 
@@ -67,8 +73,14 @@ mod tests {
     #[test]
     fn numbers() {
         assert_eq!([thousands(7), thousands(1000), thousands(1_234_567)], ["7", "1,000", "1,234,567"]);
-        assert_eq!([short(999.0), short(1234.0), short(12_345.0), short(9.44e12)], ["999", "1.23 k", "12.3 k", "9.44 T"]);
-        assert_eq!([duration(1.25), duration(42.0), duration(200.0), duration(18_720.0)], ["1.2 s", "42 s", "3 min 20 s", "5 h 12 min"]);
+        assert_eq!(
+            [short(999.0), short(1234.0), short(12_345.0), short(9.44e12)],
+            ["999", "1.23 k", "12.3 k", "9.44 T"]
+        );
+        assert_eq!(
+            [duration(1.25), duration(42.0), duration(200.0), duration(18_720.0)],
+            ["1.2 s", "42 s", "3 min 20 s", "5 h 12 min"]
+        );
         assert_eq!([optional(Some(1.23456), 3), optional(None, 3)], ["1.235", "–"]);
     }
 

@@ -35,9 +35,11 @@ Examples:
 impl Args {
     pub fn run(self) -> Result<()> {
         let Resolved { preset, data, models, settings } = self.options.resolve("model")?;
-        let models = self.model.map(|model| vec![model]).or(models).ok_or_else(|| {
-            Error::new(format!("which model? Say so with --model. Known: {}", MODELS.join(", ")))
-        })?;
+        let models = self
+            .model
+            .map(|model| vec![model])
+            .or(models)
+            .ok_or_else(|| Error::new(format!("which model? Say so with --model. Known: {}", MODELS.join(", "))))?;
         let default = || PathBuf::from(format!("runs/train-{}-{preset}-{}", models[0], settings.seed));
         let out = self.options.out.clone().unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);

@@ -75,11 +75,26 @@ impl StepBench {
         let architecture = match self.model.as_str() {
             "tango" => {
                 let gate_width = width(2 * d * heads * head_dim, 8 * heads)?;
-                Architecture::Tango(TangoConfig { d_model: d, heads, head_dim, gate_width, applications, tied: true, rope_base })
+                Architecture::Tango(TangoConfig {
+                    d_model: d,
+                    heads,
+                    head_dim,
+                    gate_width,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
             }
             "transformer" => {
                 let d_ff = width(4 * d * d, 8)?;
-                Architecture::Transformer(TransformerConfig { d_model: d, heads, d_ff, applications, tied: true, rope_base })
+                Architecture::Transformer(TransformerConfig {
+                    d_model: d,
+                    heads,
+                    d_ff,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
             }
             other => return Err(Error::new(unknown("model", other, &["tango", "transformer"]))),
         };
@@ -149,13 +164,24 @@ mod tests {
         assert_eq!((params("tango"), params("transformer")), (4_997_384, 4_999_680));
         let few = StepBench { params: 1000, ..bench("tango") }.config().unwrap_err().to_string();
         assert!(few.contains("--params 1000 is too few"), "{few}");
-        assert!(StepBench { seq: 0, ..bench("tango") }.config().unwrap_err().to_string().contains("--seq must be from 1"));
+        assert!(
+            StepBench { seq: 0, ..bench("tango") }.config().unwrap_err().to_string().contains("--seq must be from 1")
+        );
         assert!(bench("tangoo").config().unwrap_err().to_string().contains("did you mean `tango`"));
     }
 
     #[test]
     fn a_small_step_runs() {
-        let small = StepBench { d_model: 16, head_dim: 4, heads: 2, seq: 9, batch: 2, vocab: 11, params: 3000, ..bench("tango") };
+        let small = StepBench {
+            d_model: 16,
+            head_dim: 4,
+            heads: 2,
+            seq: 9,
+            batch: 2,
+            vocab: 11,
+            params: 3000,
+            ..bench("tango")
+        };
         let timing = small.run().unwrap();
         assert!(timing.seconds > 0.0 && timing.tok_s > 0.0 && timing.params <= 3000 + 16 + 2);
     }

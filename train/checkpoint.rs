@@ -43,7 +43,12 @@ pub fn find(path: &Path) -> Result<PathBuf> {
         [one] => Ok(one.join(MODEL_FILE)),
         several => {
             let names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
-            Err(Error::new(format!("`{}` holds {} models; choose one: {}", path.display(), several.len(), names.join(", "))))
+            Err(Error::new(format!(
+                "`{}` holds {} models; choose one: {}",
+                path.display(),
+                several.len(),
+                names.join(", ")
+            )))
         }
     }
 }
@@ -54,7 +59,8 @@ pub fn find(path: &Path) -> Result<PathBuf> {
 /// When the folder cannot be made or written; a checkpoint that was there before stays as it was.
 pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, String>) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
-    let config = serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
+    let config =
+        serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
     let mut metadata = notes.clone();
     metadata.insert("format".into(), "kumiki language model, version 1".into());
     metadata.insert("config".into(), config);
@@ -76,7 +82,8 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     let config: LanguageModelConfig =
         serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
     // The sizes come from a file: a model that the file cannot hold must not be allocated.
-    let wanted = kumiki_models::accounting::checked_total_params(&config).ok_or_else(|| failed("its sizes are absurd".into()))?;
+    let wanted = kumiki_models::accounting::checked_total_params(&config)
+        .ok_or_else(|| failed("its sizes are absurd".into()))?;
     let held: usize = contents.tensors.values().map(Tensor::len).sum();
     if wanted != held {
         return Err(failed(format!("its configuration asks for {wanted} parameters, the tensors hold {held}")));

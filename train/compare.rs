@@ -161,7 +161,8 @@ pub fn train_model(
 
 fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings) -> Result<()> {
     let step = trainer.steps_done().to_string();
-    let settings = serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
+    let settings =
+        serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
     let notes = [("model", name.to_owned()), ("step", step), ("tokenizer", "byte".into()), ("settings", settings)];
     let notes: BTreeMap<String, String> = notes.map(|(k, v)| (k.to_owned(), v)).into();
     checkpoint::save(folder, &trainer.model, &notes)

@@ -151,7 +151,9 @@ fn look(folder: &Path) -> Result<Found> {
     match fs::metadata(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
         Err(e) => return Err(Error::io("open the folder", folder, e)),
-        Ok(meta) if !meta.is_dir() => return Err(Error::new(format!("`{}` is a file; --out needs a folder", folder.display()))),
+        Ok(meta) if !meta.is_dir() => {
+            return Err(Error::new(format!("`{}` is a file; --out needs a folder", folder.display())));
+        }
         Ok(_) => {}
     }
     if let Ok(bytes) = fs::read(folder.join(RESULTS))

@@ -214,14 +214,22 @@ impl Settings {
         let architecture = match name {
             "tango" => {
                 let (heads, head_dim) = (self.heads, self.head_dim);
-                Architecture::Tango(TangoConfig { d_model, heads, head_dim, gate_width: heads, applications, tied: true, rope_base })
+                Architecture::Tango(TangoConfig {
+                    d_model,
+                    heads,
+                    head_dim,
+                    gate_width: heads,
+                    applications,
+                    tied: true,
+                    rope_base,
+                })
             }
             "recurrent" => transformer(true),
             "untied" => transformer(false),
             other => return Err(Error::new(unknown("model", other, &MODELS))),
         };
         let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
-        architecture.check().map_err(failed)?;
+        architecture.check().map_err(|e| Error::new(e.to_string()))?;
         Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
     }
 
@@ -250,7 +258,8 @@ impl Settings {
             "constant" => Decay::Constant,
             other => return Err(Error::new(unknown("schedule", other, &["cosine", "linear", "wsd", "constant"]))),
         };
-        let schedule = Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
+        let schedule =
+            Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
         Ok(StepConfig { schedule, weight_decay: self.weight_decay, clip: self.clip, accumulate: self.accumulate })
     }
 
@@ -312,11 +321,17 @@ mod tests {
         for (error, hint) in [
             (Settings::preset("tinny").unwrap_err(), "did you mean `tiny`"),
             (settings.model("tangoo", 256).unwrap_err(), "did you mean `tango`"),
-            (Settings { schedule: "cosin".into(), ..settings.clone() }.step_config().unwrap_err(), "did you mean `cosine`"),
+            (
+                Settings { schedule: "cosin".into(), ..settings.clone() }.step_config().unwrap_err(),
+                "did you mean `cosine`",
+            ),
             (Settings { dtype: "f16".into(), ..settings.clone() }.dtype().unwrap_err(), "unknown dtype `f16`"),
             (Settings { lr: f64::NAN, ..settings.clone() }.step_config().unwrap_err(), "lr must be a positive number"),
             (Settings { blocks: 0, ..settings.clone() }.model("tango", 256).unwrap_err(), "blocks must be from 1"),
-            (Settings { d_model: 1 << 40, ..settings.clone() }.model("tango", 256).unwrap_err(), "d_model must be from 1"),
+            (
+                Settings { d_model: 1 << 40, ..settings.clone() }.model("tango", 256).unwrap_err(),
+                "d_model must be from 1",
+            ),
             (Settings { transformer_heads: 3, ..settings.clone() }.model("untied", 256).unwrap_err(), "found 3 heads"),
         ] {
             assert!(error.to_string().contains(hint), "{error}");

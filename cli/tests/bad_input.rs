@@ -5,8 +5,7 @@ mod common;
 use common::{Scratch, exists, fail, json, run, succeed};
 
 /// A run of a few steps; the tests add what they are about.
-const QUICK: [&str; 10] =
-    ["--preset", "nano", "--steps", "2", "--seq", "32", "--batch", "2", "--eval-tokens", "64"];
+const QUICK: [&str; 10] = ["--preset", "nano", "--steps", "2", "--seq", "32", "--batch", "2", "--eval-tokens", "64"];
 
 fn compare<'a>(more: &[&'a str]) -> Vec<&'a str> {
     ["compare", "tango"].iter().chain(&QUICK).chain(more).copied().collect()
@@ -30,7 +29,11 @@ fn misspelt_words_are_answered_with_the_nearest() {
     }
     fail(2, &["compare", "tango", "--steps", "many"], &["invalid value 'many'", "--steps"]);
     fail(2, &["compare", "tango", "--checkpoint-activations", "maybe"], &["possible values: true, false"]);
-    fail(1, &["gradcheck", "--filter", "rms_nrom"], &["unknown operator or model `rms_nrom`; did you mean `rms_norm`?"]);
+    fail(
+        1,
+        &["gradcheck", "--filter", "rms_nrom"],
+        &["unknown operator or model `rms_nrom`; did you mean `rms_norm`?"],
+    );
     fail(1, &["bench", "step", "--model", "tangoo"], &["unknown model `tangoo`; did you mean `tango`?"]);
     fail(1, &["bench", "step", "--model", "wango"], &["model `wango` is not yet built"]);
     fail(1, &["bench", "step", "--dtype", "bf16"], &["bf16 is not yet built"]);
@@ -63,8 +66,16 @@ fn data_that_cannot_be_read_is_named() {
     dir.file("nothing/a.txt", b"");
     let missing = dir.path("missing.txt");
     fail(1, &compare(&["--data", &missing, "--out", &out]), &["cannot open the text", "missing.txt", "No such file"]);
-    fail(1, &compare(&["--data", &dir.path("pictures"), "--out", &out]), &["pictures` has no text", ".txt, .md, .lean"]);
-    fail(1, &compare(&["--data", &dir.path("nothing"), "--out", &out]), &["nothing` is empty (all 1 text files are empty)"]);
+    fail(
+        1,
+        &compare(&["--data", &dir.path("pictures"), "--out", &out]),
+        &["pictures` has no text", ".txt, .md, .lean"],
+    );
+    fail(
+        1,
+        &compare(&["--data", &dir.path("nothing"), "--out", &out]),
+        &["nothing` is empty (all 1 text files are empty)"],
+    );
     fail(1, &compare(&["--data", "/dev/null", "--out", &out]), &["/dev/null"]);
     #[cfg(unix)]
     {
@@ -119,11 +130,24 @@ fn case_42_the_file_and_the_options() {
     with("preset = 3", &["c.toml`: `preset` must be a text in quotes, found 3"]);
     with("a = 1\nb = \n", &["c.toml`: line 2 is not valid TOML"]);
     let unknown = config("preset = \"tinny\"");
-    fail(1, &["compare", "tango", "--config", &unknown, "--out", &out], &["unknown preset `tinny`; did you mean `tiny`?"]);
+    fail(
+        1,
+        &["compare", "tango", "--config", &unknown, "--out", &out],
+        &["unknown preset `tinny`; did you mean `tiny`?"],
+    );
     fail(1, &compare(&["--config", &dir.path("none.toml")]), &["cannot read the configuration", "none.toml"]);
 
     let file = "checkpoint_activations = true\nseed = 5\nmodels = \"untied\"\nlr = 1e-3\n";
-    let said = succeed(&compare(&["--config", &config(file), "--checkpoint-activations", "false", "--lr", "2e-3", "--out", &out]));
+    let said = succeed(&compare(&[
+        "--config",
+        &config(file),
+        "--checkpoint-activations",
+        "false",
+        "--lr",
+        "2e-3",
+        "--out",
+        &out,
+    ]));
     assert!(said.out.contains("untied"), "{}", said.out);
     let results = json(&dir.path("out/results.json"));
     assert_eq!(results["settings"]["checkpoint_activations"], false);
@@ -153,13 +177,7 @@ fn wrong_environment_is_a_sentence() {
 fn folders_in_use_are_left_alone() {
     let dir = Scratch::new();
     let (out, foreign) = (dir.path("out"), dir.path("foreign"));
-    let short = ["--models", "tango", "--steps", "1"];
-    let args = |out: &str, more: &[&str]| -> Vec<String> {
-        compare(&["--out", out]).into_iter().map(str::to_owned).chain(more.iter().map(|s| (*s).to_owned())).collect()
-    };
-    let refs = |args: &[String]| -> Vec<String> { args.to_vec() };
-    let quick = refs(&args(&out, &["--models", "tango"]));
-    let quick: Vec<&str> = quick.iter().map(String::as_str).collect();
+    let quick = compare(&["--models", "tango", "--out", &out]);
     succeed(&quick);
     let before = std::fs::read(dir.path("out/results.json")).unwrap();
     for more in [vec![], vec!["--restart"]] {
@@ -168,7 +186,10 @@ fn folders_in_use_are_left_alone() {
     }
     assert_eq!(std::fs::read(dir.path("out/results.json")).unwrap(), before);
 
-    dir.file("out/results.json", String::from_utf8(before).unwrap().replace("\"finished\": true", "\"finished\": false"));
+    dir.file(
+        "out/results.json",
+        String::from_utf8(before).unwrap().replace("\"finished\": true", "\"finished\": false"),
+    );
     fail(1, &quick, &["holds an unfinished run", "--restart", "--out"]);
     dir.file("out/mine.txt", "kept");
     let restarted: Vec<&str> = quick.iter().copied().chain(["--restart"]).collect();
@@ -177,8 +198,7 @@ fn folders_in_use_are_left_alone() {
     assert!(exists(&dir.path("out/mine.txt")), "only the run's own files may be removed");
 
     dir.file("foreign/thesis.txt", "precious");
-    let args: Vec<&str> = compare(&["--out", &foreign]).into_iter().chain(short[..2].iter().copied()).collect();
-    fail(1, &args, &["is not empty and holds no run", "thesis.txt", "--out"]);
+    fail(1, &compare(&["--out", &foreign]), &["is not empty and holds no run", "thesis.txt", "--out"]);
     let file = dir.file("file", "x");
     fail(1, &compare(&["--out", &file]), &["is a file"]);
 }
@@ -205,6 +225,10 @@ fn checkpoints_that_are_none_are_named() {
     }
     dir.file("two/a/model.safetensors", b"");
     dir.file("two/b/model.safetensors", b"");
-    fail(1, &["generate", "--checkpoint", &dir.path("two"), "--prompt", "a"], &["holds 2 models; choose one", "two/a`"]);
+    fail(
+        1,
+        &["generate", "--checkpoint", &dir.path("two"), "--prompt", "a"],
+        &["holds 2 models; choose one", "two/a`"],
+    );
     assert_eq!(run(&["generate", "--checkpoint", &junk]).code, 2, "a prompt is needed");
 }

@@ -12,7 +12,9 @@ fn compare_on_math_then_evaluate_and_generate() {
     let dir = Scratch::new();
     let out = dir.path("run");
     let said = succeed(&["compare", "tango", "--preset", "nano", "--models", "tango,recurrent,untied", "--out", &out]);
-    for word in ["parameters", "MACs", "val NLL", "answer NLL", "bits/byte", "tok/s", "seconds", "tango", "recurrent", "untied"] {
+    for word in
+        ["parameters", "MACs", "val NLL", "answer NLL", "bits/byte", "tok/s", "seconds", "tango", "recurrent", "untied"]
+    {
         assert!(said.out.contains(word), "no {word} in {}", said.out);
     }
     assert!(said.out.contains(&format!("generate --checkpoint {out}/tango --prompt")), "{}", said.out);
@@ -47,7 +49,8 @@ fn compare_on_math_then_evaluate_and_generate() {
     let eval: serde_json::Value = serde_json::from_str(&eval.out).unwrap();
     let gap = eval["nll"].as_f64().unwrap() - rows[0]["val_nll"].as_f64().unwrap();
     assert!(gap.abs() < 1e-6, "the checkpoint must evaluate as the trained model did: {gap}");
-    let text = succeed(&["eval", "--checkpoint", &checkpoint, "--data", "math", "--tokens", "256", "--split", "train"]).out;
+    let text =
+        succeed(&["eval", "--checkpoint", &checkpoint, "--data", "math", "--tokens", "256", "--split", "train"]).out;
     assert!(text.contains("bits per byte") && text.contains("perplexity") && text.contains("answer NLL"), "{text}");
 
     let generate = |more: &[&str]| {
@@ -61,7 +64,11 @@ fn compare_on_math_then_evaluate_and_generate() {
     let greedy = generate(&["--temperature", "0"]);
     assert_eq!(greedy, generate(&["--top-k", "1", "--seed", "9"]));
     assert_eq!(generate(&["--top-k", "0"]), generate(&["--top-k", "9999"]), "case 40: off, and clamped");
-    fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--temperature", "-1"], &["temperature must be 0"]);
+    fail(
+        1,
+        &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--temperature", "-1"],
+        &["temperature must be 0"],
+    );
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--top-p", "0"], &["top-p must be above 0"]);
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", ""], &["the prompt is empty"]);
     fail(1, &["generate", "--checkpoint", &out, "--prompt", "a"], &["holds 3 models; choose one"]);
@@ -85,7 +92,8 @@ fn train_on_a_folder_of_text() {
     dir.file("texts/deep/two.md", b"\x92 any bytes \xff are text\r\n".repeat(60));
     dir.file("texts/ignored.bin", [0u8; 5000]);
     let (texts, out) = (dir.path("texts"), dir.path("run"));
-    let args = ["--preset", "nano", "--steps", "4", "--seq", "32", "--data", &texts, "--out", &out, "--accumulate", "2"];
+    let args =
+        ["--preset", "nano", "--steps", "4", "--seq", "32", "--data", &texts, "--out", &out, "--accumulate", "2"];
     let said = succeed(&["train", "--model", "recurrent"].into_iter().chain(args).collect::<Vec<_>>());
     assert!(said.out.contains("recurrent") && !said.out.contains("answer NLL"), "{}", said.out);
     assert_eq!(json(&dir.path("run/results.json"))["rows"][0]["tokens"], 4 * 2 * 8 * 32);
@@ -101,13 +109,29 @@ fn gradcheck_prints_a_table() {
     let said = succeed(&["gradcheck", "--filter", "tango"]);
     assert!(said.out.contains("tango (tied)") && said.out.contains("tango (untied, recomputed)"), "{}", said.out);
     assert!(said.out.contains("all 4 below 1e-6"), "{}", said.out);
-    let rows: serde_json::Value = serde_json::from_str(&succeed(&["gradcheck", "--filter", "transformer", "--json"]).out).unwrap();
+    let rows: serde_json::Value =
+        serde_json::from_str(&succeed(&["gradcheck", "--filter", "transformer", "--json"]).out).unwrap();
     assert!(rows.as_array().unwrap().iter().all(|row| row["passed"] == true && row["error"].as_f64().unwrap() < 1e-6));
 }
 
 #[test]
 fn bench_step_prints_the_peers_keys() {
-    let small = ["--d-model", "32", "--head-dim", "8", "--heads", "2", "--seq", "16", "--batch", "2", "--params", "1e4", "--steps", "1"];
+    let small = [
+        "--d-model",
+        "32",
+        "--head-dim",
+        "8",
+        "--heads",
+        "2",
+        "--seq",
+        "16",
+        "--batch",
+        "2",
+        "--params",
+        "1e4",
+        "--steps",
+        "1",
+    ];
     for model in ["tango", "transformer"] {
         let args: Vec<&str> = ["bench", "step", "--model", model].into_iter().chain(small).collect();
         let said = succeed(&args);
@@ -115,7 +139,10 @@ fn bench_step_prints_the_peers_keys() {
         let row: serde_json::Value = serde_json::from_str(&said.out).unwrap();
         assert_eq!((row["model"].as_str(), row["dtype"].as_str()), (Some(model), Some("f32")));
         assert!(row["engine"].as_str().unwrap().starts_with("kumiki "));
-        assert!(["params", "step_ms", "tok_s", "peak_rss_mb", "threads"].iter().all(|key| row[key].is_number()), "{row}");
+        assert!(
+            ["params", "step_ms", "tok_s", "peak_rss_mb", "threads"].iter().all(|key| row[key].is_number()),
+            "{row}"
+        );
     }
 }
 
@@ -125,14 +152,24 @@ fn bench_ops_measures_next_to_the_machine() {
     let found: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert!(found["triad_gb_s"].as_f64().unwrap() > 0.1 && found["gemm_gflop_s"].as_f64().unwrap() > 0.1);
     let row = &found["operators"][0];
-    assert!(row["name"].as_str().unwrap().starts_with("rms_norm") && row["forward_ms"].as_f64().unwrap() > 0.0, "{row}");
+    assert!(
+        row["name"].as_str().unwrap().starts_with("rms_norm") && row["forward_ms"].as_f64().unwrap() > 0.0,
+        "{row}"
+    );
 }
 
 #[test]
 fn help_teaches() {
-    for command in [&["--help"][..], &["compare", "--help"], &["train", "--help"], &["eval", "--help"], &["generate", "--help"],
-        &["gradcheck", "--help"], &["bench", "ops", "--help"], &["bench", "step", "--help"]]
-    {
+    for command in [
+        &["--help"][..],
+        &["compare", "--help"],
+        &["train", "--help"],
+        &["eval", "--help"],
+        &["generate", "--help"],
+        &["gradcheck", "--help"],
+        &["bench", "ops", "--help"],
+        &["bench", "step", "--help"],
+    ] {
         let said = succeed(command);
         assert!(said.out.contains("Examples:") && said.out.contains("kumiki "), "{command:?}: {}", said.out);
     }
