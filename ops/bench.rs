@@ -78,7 +78,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// Median seconds of an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Without recording.
+    /// Of constants, so that nothing is saved.
     pub forward: f64,
     /// Recording, and the walk back to all inputs.
     pub both: f64,
@@ -91,8 +91,9 @@ impl BenchCase {
         let inputs: Vec<Tensor> =
             self.inputs.iter().map(|(_, shape)| rng.normal(DType::F32, shape, 0.0, 1.0)).collect();
         let constants: Vec<Var> = inputs.iter().cloned().map(Var::constant).collect();
+        // A tape for training: on one for inference dropout would do nothing.
         let forward = median(times(&mut || {
-            black_box((self.forward)(&Tape::inference(), &constants));
+            black_box((self.forward)(&Tape::training(Rng::new(0)), &constants));
         }));
         let shape = (self.forward)(&Tape::inference(), &constants).shape().to_vec();
         let dout = rng.normal(DType::F32, &shape, 0.0, 1.0);

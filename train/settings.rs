@@ -229,7 +229,7 @@ impl Settings {
             other => return Err(Error::new(unknown("model", other, &MODELS))),
         };
         let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
-        architecture.check().map_err(failed)?;
+        architecture.check().map_err(|e| Error::new(e.to_string()))?;
         Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
     }
 

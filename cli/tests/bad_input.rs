@@ -177,13 +177,7 @@ fn wrong_environment_is_a_sentence() {
 fn folders_in_use_are_left_alone() {
     let dir = Scratch::new();
     let (out, foreign) = (dir.path("out"), dir.path("foreign"));
-    let short = ["--models", "tango", "--steps", "1"];
-    let args = |out: &str, more: &[&str]| -> Vec<String> {
-        compare(&["--out", out]).into_iter().map(str::to_owned).chain(more.iter().map(|s| (*s).to_owned())).collect()
-    };
-    let refs = |args: &[String]| -> Vec<String> { args.to_vec() };
-    let quick = refs(&args(&out, &["--models", "tango"]));
-    let quick: Vec<&str> = quick.iter().map(String::as_str).collect();
+    let quick = compare(&["--models", "tango", "--out", &out]);
     succeed(&quick);
     let before = std::fs::read(dir.path("out/results.json")).unwrap();
     for more in [vec![], vec!["--restart"]] {
@@ -204,8 +198,7 @@ fn folders_in_use_are_left_alone() {
     assert!(exists(&dir.path("out/mine.txt")), "only the run's own files may be removed");
 
     dir.file("foreign/thesis.txt", "precious");
-    let args: Vec<&str> = compare(&["--out", &foreign]).into_iter().chain(short[..2].iter().copied()).collect();
-    fail(1, &args, &["is not empty and holds no run", "thesis.txt", "--out"]);
+    fail(1, &compare(&["--out", &foreign]), &["is not empty and holds no run", "thesis.txt", "--out"]);
     let file = dir.file("file", "x");
     fail(1, &compare(&["--out", &file]), &["is a file"]);
 }
