@@ -66,6 +66,7 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::cumsum::cases(),
         crate::logsumexp::cases(),
         crate::max::cases(),
+        crate::pow::cases(),
         crate::prod::cases(),
         crate::reduce::cases(),
         crate::softmax::cases(),
