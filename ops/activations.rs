@@ -234,10 +234,10 @@ pub(crate) fn bench() -> Vec<BenchCase> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proptest_shapes::{check_unary, shape, slopes};
+    use crate::proptest_shapes::{Formula, check_unary, shape, slopes};
     use proptest::prelude::*;
 
-    const ALL: &[(&str, fn(&Var) -> Var, fn(f64) -> f64, fn(f64) -> f64)] = &[
+    const ALL: &[Formula] = &[
         ("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |x| 2.0 * x),
         ("silu", silu, |x| x / (1.0 + (-x).exp()), |x| 2.0 * x),
         ("gelu", gelu, |x| 0.5 * x * (1.0 + (SQRT_2_PI * (x + CUBIC * x * x * x)).tanh()), |x| x),

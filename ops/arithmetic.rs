@@ -11,6 +11,7 @@
 //! over one run of neighbouring axes is formed in one pass without the products in memory; so the gradient of a `[D]`
 //! against `[N, D]` reads both once and writes D numbers. In `db` of a division b is constant along the axes that are
 //! summed, and divides once more after the sum; `dout · a` or `b²` alone could overflow.
+//! BF16 gradients are computed in F32 and rounded once, after the sums.
 //! Cost: one pass over memory forward.
 
 use kumiki_autograd::{Backward, Var};
@@ -106,7 +107,7 @@ impl Backward for MulBackward {
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         let MulBackward { a, b, shapes } = *self;
         let (dtype, wide) = (dout.dtype(), dout.dtype().compute());
-        let dout = widened(dout, wide);
+        let dout = own_cast(dout, wide);
         let da = b.map(|b| product_sum_to(dout.clone(), &b.cast(wide), &shapes[0]).cast(dtype));
         let db = a.map(|a| product_sum_to(dout, &a.cast(wide), &shapes[1]).cast(dtype));
         vec![da, db]
@@ -129,7 +130,7 @@ impl Backward for DivBackward {
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let DivBackward { a, b, shape } = *self;
         let (dtype, wide) = (dout.dtype(), dout.dtype().compute());
-        let (dout, b) = (widened(dout, wide), b.cast(wide));
+        let (dout, b) = (own_cast(dout, wide), b.cast(wide));
         // Over `dout` where b was not broadcast.
         let ratio = if dout.shape() == b.shape() { zip(&Div, dout, &b) } else { zip_broadcast(&Div, &dout, &b) };
         let da = needs[0].then(|| sum_to(&ratio, &shape).cast(dtype));
@@ -138,8 +139,8 @@ impl Backward for DivBackward {
     }
 }
 
-/// In `dtype`, without a second owner when it is so already: products of BF16 are summed before they are rounded.
-fn widened(x: Tensor, dtype: DType) -> Tensor {
+/// By value, so that `dout` has no second owner afterwards and can be written over.
+fn own_cast(x: Tensor, dtype: DType) -> Tensor {
     x.cast(dtype)
 }
 
@@ -195,6 +196,7 @@ pub(crate) fn bench() -> Vec<BenchCase> {
 mod tests {
     use super::*;
     use crate::proptest_shapes::shape;
+    use crate::simd::{Level, with_level};
     use crate::testing::{Chain, difference};
     use kumiki_autograd::Tape;
     use kumiki_tensor::Rng;
@@ -202,7 +204,8 @@ mod tests {
     use proptest::prelude::*;
 
     type Op = fn(&Var, &Var) -> Var;
-    const ALL: &[(&str, Op, fn(f64, f64) -> f64)] = &[
+    type Case = (&'static str, Op, fn(f64, f64) -> f64);
+    const ALL: &[Case] = &[
         ("add", add, |x, y| x + y),
         ("sub", sub, |x, y| x - y),
         ("mul", mul, |x, y| x * y),
@@ -278,14 +281,17 @@ mod tests {
     }
 
     #[test]
-    fn case_02_operands_that_repeat_elements() {
+    fn case_02_operands_that_repeat_elements_at_every_level_of_lanes() {
         let mut rng = Rng::new(2);
         let bases = [&[1, 5, 1][..], &[4, 1, 17], &[1, 1, 1], &[4, 5, 1]];
         for (i, a) in bases.iter().enumerate() {
             for b in &bases[i..] {
                 let [a, b] = [a, b].map(|s| rng.uniform(DType::F64, s, 1.0, 2.0).expand(&[4, 5, 17]));
-                for &(name, op, _) in ALL {
-                    let (views, copies) = (with_ones(op, &a, &b), with_ones(op, &a.copy(), &b.copy()));
+                for (&(name, op, _), level) in
+                    ALL.iter().flat_map(|op| Level::available().into_iter().map(move |l| (op, l)))
+                {
+                    let views = with_level(level, || with_ones(op, &a, &b));
+                    let copies = with_ones(op, &a.copy(), &b.copy());
                     for (got, expected) in views.iter().zip(&copies) {
                         assert_eq!(
                             difference(got, expected, 1e-14),

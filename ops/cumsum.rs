@@ -64,7 +64,11 @@ fn running_sums_of<E: Element>(x: &Tensor, axis: usize, from_end: bool) -> Tenso
         for (y, x) in out.chunks_mut(slice).zip(x[i * chunk..].chunks(slice)) {
             if inner == 1 {
                 let pairs = x.iter().zip(y);
-                if from_end { add_up(pairs.rev()) } else { add_up(pairs) }
+                if from_end {
+                    add_up(pairs.rev())
+                } else {
+                    add_up(pairs)
+                }
                 continue;
             }
             sums.fill(0.0);

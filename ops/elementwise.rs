@@ -172,3 +172,44 @@ impl<F: Formula2 + 'static> Backward for UnaryBackward<F> {
         vec![Some(zip(&self.f, dout, &self.saved))]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{mul_scalar, silu};
+    use kumiki_autograd::{Tape, Var};
+    use kumiki_tensor::threads::with_threads;
+    use kumiki_tensor::{DType, Rng, Tensor, poison_fresh_buffers};
+
+    /// The gradient of silu; through `mul_scalar` its `dout` comes without a second owner and is written over.
+    fn gradient(x: &Tensor, dout: &Tensor, owned: bool) -> Vec<f64> {
+        let tape = Tape::new();
+        let leaf = tape.leaf(x.clone());
+        let y = silu(&leaf);
+        let y = if owned { mul_scalar(&y, 1.0) } else { y };
+        tape.backward_from(&[(&y, dout.clone())]).get(&leaf).unwrap().to_f64_vec()
+    }
+
+    #[test]
+    fn case_46_written_over_or_not_the_gradient_is_the_same() {
+        poison_fresh_buffers(true);
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let x = Rng::new(1).normal(dtype, &[50, 70], 0.0, 2.0);
+            let dout = Rng::new(2).normal(dtype, &[50, 70], 0.0, 1.0);
+            for dout in [&dout, &x, &x.reshape(&[70, 50]).transpose(0, 1)] {
+                let alone = gradient(&x.copy(), &dout.copy(), false);
+                assert_eq!(gradient(&x, dout, false), alone);
+                assert_eq!(gradient(&x, dout, true), alone);
+            }
+        }
+    }
+
+    #[test]
+    fn thread_counts_do_not_change_a_bit() {
+        for dtype in [DType::F32, DType::BF16] {
+            let x = Rng::new(1).normal(dtype, &[3, 30_001], 0.0, 1.0);
+            let run = |threads| with_threads(threads, || silu(&Var::constant(x.clone())).value().to_f64_vec());
+            assert_eq!(run(1), run(2));
+            assert_eq!(run(1), run(8));
+        }
+    }
+}

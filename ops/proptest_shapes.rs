@@ -45,12 +45,15 @@ pub fn shape_and_axes(rank: usize) -> impl Strategy<Value = (Vec<usize>, Vec<usi
     })
 }
 
+/// Name, operator, naive formula, and what moves a random number into the domain and off the kinks.
+pub type Formula = (&'static str, fn(&Var) -> Var, fn(f64) -> f64, fn(f64) -> f64);
+
 /// The chain for a formula, on inputs moved into its domain and off its kinks by `domain`; and stride-0 views.
 pub fn check_unary(
     name: &str,
     seed: u64,
     shape: &[usize],
-    op: impl Fn(&Var) -> Var,
+    op: impl Fn(&Var) -> Var + Sync,
     naive: impl Fn(f64) -> f64,
     domain: impl Fn(f64) -> f64,
 ) {
@@ -60,19 +63,28 @@ pub fn check_unary(
     check_expanded(name, seed, shape, op);
 }
 
-/// An operator on a view that repeats elements (stride 0) equals the operator on a copy, gradient included.
-pub fn check_expanded(name: &str, seed: u64, shape: &[usize], op: impl Fn(&Var) -> Var) {
+/// An operator on a view that repeats elements (stride 0) equals the operator on a copy, gradient included; at every
+/// level of lanes.
+pub fn check_expanded(name: &str, seed: u64, shape: &[usize], op: impl Fn(&Var) -> Var + Sync) {
+    let same = |what: &str, got: &(Vec<f64>, Vec<f64>), expected: &(Vec<f64>, Vec<f64>)| {
+        for (part, got, expected) in [("value", &got.0, &expected.0), ("gradient", &got.1, &expected.1)] {
+            if let Some(problem) = difference(got, expected, 1e-13) {
+                panic!("{name}: {part} {what}: {problem} (seed {seed}, x {shape:?})");
+            }
+        }
+    };
     for axis in 0..shape.len() {
         let mut small = shape.to_vec();
         small[axis] = small[axis].min(1);
         let base = Rng::new(seed).uniform(DType::F64, &small, 0.5, 1.5);
         let view = if shape[axis] == 0 { base } else { base.expand(shape) };
-        let [on_view, on_copy] = [view.clone(), view.copy()].map(|x| value_and_gradient(&op, x));
-        for (what, got, expected) in [("value", &on_view.0, &on_copy.0), ("gradient", &on_view.1, &on_copy.1)] {
-            if let Some(problem) = difference(got, expected, 1e-13) {
-                panic!("{name}: {what} on a view that repeats axis {axis} of {shape:?}: {problem}");
-            }
-        }
+        let expected = value_and_gradient(&op, view.copy());
+        same(&format!("on a view that repeats axis {axis}"), &value_and_gradient(&op, view), &expected);
+    }
+    let x = Rng::new(seed).uniform(DType::F64, shape, 0.5, 1.5);
+    let expected = value_and_gradient(&op, x.clone());
+    for level in Level::available() {
+        same(&format!("at {level:?}"), &with_level(level, || value_and_gradient(&op, x.clone())), &expected);
     }
 }
 

@@ -79,6 +79,7 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::logsumexp::cases(),
         crate::matmul::cases(),
         crate::max::cases(),
+        crate::pow::cases(),
         crate::prod::cases(),
         crate::reduce::cases(),
         crate::rms_norm::cases(),
