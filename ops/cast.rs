@@ -38,6 +38,12 @@ impl Backward for CastBackward {
     }
 }
 
+/// `x` in the dtype that arithmetic on it is done in: BF16 widened to F32, others as they are. For operators that save
+/// their BF16 operands as such.
+pub(crate) fn wide(x: &Tensor) -> Tensor {
+    x.cast(x.dtype().compute())
+}
+
 /// Runs `f` on inputs of which the BF16 ones are widened to F32, and rounds its result back to BF16 when there were
 /// any: how operators without a BF16 kernel of their own take BF16 operands.
 pub(crate) fn widened(inputs: &[&Var], f: impl FnOnce(&[Var]) -> Var) -> Var {

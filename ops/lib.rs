@@ -7,10 +7,18 @@
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
 mod cast;
+mod concat;
 mod cross_entropy;
 mod cross_entropy_from_hidden;
+mod dropout;
+mod embedding;
+mod gather;
 pub mod gemm;
+mod index_select;
+mod l2_normalize;
 mod layer_norm;
+mod linear;
+mod matmul;
 mod registry;
 mod rms_norm;
 mod rope;
@@ -19,12 +27,22 @@ pub mod simd;
 mod swiglu;
 #[doc(hidden)]
 pub mod testing;
+mod views;
 
 pub use cast::cast;
+pub use concat::concat;
 pub use cross_entropy::{counted_targets, cross_entropy, cross_entropy_rows, cross_entropy_sum};
 pub use cross_entropy_from_hidden::{cross_entropy_from_hidden, cross_entropy_from_hidden_sum};
+pub use dropout::dropout;
+pub use embedding::embedding;
+pub use gather::gather;
+pub use index_select::index_select;
+pub use l2_normalize::l2_normalize;
 pub use layer_norm::layer_norm;
+pub use linear::linear;
+pub use matmul::matmul;
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};
 pub use rms_norm::rms_norm;
 pub use rope::{rope, rope_at};
 pub use swiglu::swiglu;
+pub use views::{contiguous, expand, narrow, permute, reshape, squeeze, transpose, unsqueeze};

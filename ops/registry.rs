@@ -61,12 +61,21 @@ pub struct BenchCase {
 pub fn op_cases() -> Vec<OpCase> {
     [
         crate::cast::cases(),
+        crate::concat::cases(),
         crate::cross_entropy::cases(),
         crate::cross_entropy_from_hidden::cases(),
+        crate::dropout::cases(),
+        crate::embedding::cases(),
+        crate::gather::cases(),
+        crate::index_select::cases(),
+        crate::l2_normalize::cases(),
         crate::layer_norm::cases(),
+        crate::linear::cases(),
+        crate::matmul::cases(),
         crate::rms_norm::cases(),
         crate::rope::cases(),
         crate::swiglu::cases(),
+        crate::views::cases(),
     ]
     .into_iter()
     .flatten()
@@ -78,7 +87,12 @@ pub fn bench_cases() -> Vec<BenchCase> {
     [
         crate::cross_entropy::bench(),
         crate::cross_entropy_from_hidden::bench(),
+        crate::dropout::bench(),
+        crate::embedding::bench(),
+        crate::l2_normalize::bench(),
         crate::layer_norm::bench(),
+        crate::linear::bench(),
+        crate::matmul::bench(),
         crate::rms_norm::bench(),
         crate::rope::bench(),
         crate::swiglu::bench(),

@@ -68,6 +68,14 @@ impl Rng {
         core
     }
 
+    /// Fills `out` with random 32-bit words: those from word `start` on, counted from where the generator stands, which it
+    /// stays at. For masks that are drawn again instead of kept.
+    pub fn words(&self, start: u64, out: &mut [u32]) {
+        let mut core = self.core(0);
+        core.set_word_pos(u128::from(self.0.position) * WORDS + u128::from(start));
+        out.iter_mut().for_each(|word| *word = core.next_u32());
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let bits = self.core(0).next_u64();
@@ -184,6 +192,17 @@ mod tests {
         assert!(u.iter().all(|x| (-1.0..3.0).contains(x)) && (u.iter().sum::<f64>() / 1e5 - 1.0).abs() < 0.02);
         let ids = rng.ids(DType::I64, &[10_000], 7).to_vec::<i64>();
         assert!((0..7).all(|id| (ids.iter().filter(|&&x| x == id).count() as f64 - 10_000.0 / 7.0).abs() < 200.0));
+    }
+
+    #[test]
+    fn words_are_read_from_any_place_without_moving() {
+        let mut rng = Rng::new(3);
+        rng.next_u64();
+        let (mut all, mut tail) = ([0; 300], [0; 100]);
+        rng.words(0, &mut all);
+        rng.words(200, &mut tail);
+        assert_eq!(all[200..], tail);
+        assert_eq!(rng.next_u64(), u64::from(all[0]) | u64::from(all[1]) << 32);
     }
 
     #[test]

@@ -288,7 +288,11 @@ impl Tensor {
         threads::parallel_chunks_mut(out, rows * row.max(1), rows * row, |i, piece| {
             let starts = Offsets::new(&outer_shape, &outer_strides, self.offset).skip_to(i * rows);
             for (y_row, start) in piece.chunks_mut(row).zip(starts) {
-                y_row.iter_mut().enumerate().for_each(|(j, y)| *y = f(source[start + j * step]));
+                if step == 1 {
+                    y_row.iter_mut().zip(&source[start..]).for_each(|(y, &x)| *y = f(x));
+                } else {
+                    y_row.iter_mut().enumerate().for_each(|(j, y)| *y = f(source[start + j * step]));
+                }
             }
         });
     }

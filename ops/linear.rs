@@ -1,0 +1,171 @@
+//! `linear`: a matrix applied to the last axis.
+//!
+//! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
+//! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
+//! where it is needed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
+
+use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::Tensor;
+use kumiki_tensor::shape::Dims;
+
+use crate::cast::wide;
+use crate::matmul::contraction;
+use crate::registry::{BenchCase, OpCase};
+
+/// `x` `[.., D_in]` times the transposed `weight` `[D_out, D_in]`: `[.., D_out]`.
+///
+/// # Panics
+/// When the D_in differ, `x` has no axis, `weight` has not two, or dtypes differ or are not floats.
+#[track_caller]
+pub fn linear(x: &Var, weight: &Var) -> Var {
+    assert!(
+        x.dtype() == weight.dtype() && x.dtype().is_float(),
+        "linear: x is {}, weight is {}; both must be of one float dtype",
+        x.dtype(),
+        weight.dtype()
+    );
+    let d_in = x.shape().last().copied();
+    assert!(
+        weight.rank() == 2 && d_in == Some(weight.dim(1)),
+        "linear: weight must be [D_out, D_in={}], got {:?} (x: {:?})",
+        d_in.map_or("?".into(), |d| d.to_string()),
+        weight.shape(),
+        x.shape()
+    );
+    let rows = by_rows(x.value());
+    let shape = [&x.shape()[..x.rank() - 1], &[weight.dim(0)]].concat();
+    let y = contraction(&wide(&rows), &wide(weight.value()).transpose(0, 1), &[]).reshape(&shape);
+    Var::from_op(y.cast(x.dtype()), &[x, weight], || LinearBackward {
+        x: weight.requires_grad().then_some(rows),
+        weight: x.requires_grad().then(|| weight.value().clone()),
+        x_shape: Dims::new(x.shape()),
+    })
+}
+
+/// `[.., D]` as `[N, D]`: a view where strides allow it.
+fn by_rows(x: &Tensor) -> Tensor {
+    let (&d, leading) = x.shape().split_last().expect("a last axis");
+    x.reshape(&[leading.iter().product(), d])
+}
+
+struct LinearBackward {
+    x: Option<Tensor>,
+    weight: Option<Tensor>,
+    x_shape: Dims,
+}
+
+impl Backward for LinearBackward {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        self.x.iter().map(|x| ("x", x)).chain(self.weight.iter().map(|w| ("weight", w))).collect()
+    }
+    fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
+        let dtype = dout.dtype();
+        let dout = wide(&by_rows(&dout));
+        // The other operand was saved where this one's gradient is needed.
+        let dx = self.weight.map(|weight| contraction(&dout, &wide(&weight), &[]).reshape(&self.x_shape).cast(dtype));
+        let dweight = self.x.map(|x| contraction(&dout.transpose(0, 1), &wide(&x), &[]).cast(dtype));
+        vec![dx, dweight]
+    }
+}
+
+pub(crate) fn cases() -> Vec<OpCase> {
+    let weight: (&str, &[usize]) = ("weight", &[5, 4]);
+    vec![
+        OpCase::new("linear", "", &[("x", &[2, 3, 4]), weight], |_, v| linear(&v[0], &v[1])),
+        OpCase::new("linear", "of one vector", &[("x", &[4]), weight], |_, v| linear(&v[0], &v[1])),
+        OpCase::new("linear", "of a transposed view", &[("x", &[3, 2, 4]), weight], |_, v| {
+            linear(&crate::transpose(&v[0], 0, 1), &v[1])
+        }),
+    ]
+}
+
+pub(crate) fn bench() -> Vec<BenchCase> {
+    let (n, d_in, d_out) = (2048, 512, 1536);
+    vec![BenchCase {
+        name: "linear",
+        inputs: vec![("x", vec![4, n / 4, d_in]), ("weight", vec![d_out, d_in])],
+        forward: Box::new(|_, v| linear(&v[0], &v[1])),
+        bytes: 4 * (n * d_in + d_in * d_out + n * d_out),
+        flops: 2 * n * d_in * d_out,
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Chain, difference};
+    use crate::{matmul, transpose};
+    use kumiki_autograd::{Param, Tape};
+    use kumiki_tensor::{DType, Rng, threads};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn passes_the_chain(
+            seed in any::<u64>(), leading in proptest::collection::vec(0usize..5, 0..3),
+            d_in in 0usize..20, d_out in 0usize..20,
+        ) {
+            let shape: Vec<usize> = leading.iter().copied().chain([d_in]).collect();
+            let rows: usize = leading.iter().product();
+            Chain::new("linear", seed, &[("x", &shape), ("weight", &[d_out, d_in])]).run(
+                |_, v| linear(&v[0], &v[1]),
+                |x| (0..rows * d_out).map(|at| {
+                    let (i, o) = (at / d_out, at % d_out);
+                    (0..d_in).map(|k| x[0][i * d_in + k] * x[1][o * d_in + k]).sum()
+                }).collect(),
+            );
+        }
+    }
+
+    #[test]
+    fn equals_matmul_and_saves_only_what_gradients_need() {
+        let mut rng = Rng::new(7);
+        let (x, w) = (rng.normal(DType::F32, &[3, 50, 70], 0.0, 1.0), rng.normal(DType::F32, &[90, 70], 0.0, 1.0));
+        let dout = rng.normal(DType::F32, &[3, 50, 90], 0.0, 1.0);
+        let run = |op: &dyn Fn(&Var, &Var) -> Var| {
+            let tape = Tape::new();
+            let (x, w) = (tape.leaf(x.clone()), tape.leaf(w.clone()));
+            let y = op(&x, &w);
+            let grads = tape.backward_from(&[(&y, dout.clone())]);
+            [y.value(), grads.get(&x).unwrap(), grads.get(&w).unwrap()].map(Tensor::to_f64_vec)
+        };
+        let (fused, composed) = (run(&linear), run(&|x, w| matmul(x, &transpose(w, 0, 1))));
+        for (a, b) in fused.iter().zip(&composed) {
+            assert_eq!(difference(a, b, 1e-5), None);
+        }
+        let tape = Tape::new();
+        linear(&Var::constant(x.clone()), &tape.leaf(w.clone()));
+        assert_eq!(tape.summary().0.last().unwrap().saved, [("x", 4 * 3 * 50 * 70)]);
+        linear(&tape.leaf(x), &Var::constant(w));
+        assert_eq!(tape.summary().0.last().unwrap().saved, [("weight", 4 * 90 * 70)]);
+    }
+
+    #[test]
+    fn threads_do_not_change_the_result() {
+        let run = |n| {
+            threads::with_threads(n, || {
+                let mut rng = Rng::new(8);
+                let w = Param::new(rng.normal(DType::F32, &[190, 270], 0.0, 1.0));
+                let tape = Tape::new();
+                let x = tape.leaf(rng.normal(DType::F32, &[2, 333, 270], 0.0, 1.0));
+                let y = linear(&x, &tape.param(&w));
+                let grads = tape.backward_from(&[(&y, rng.normal(DType::F32, y.shape(), 0.0, 1.0))]);
+                [y.value(), grads.get(&x).unwrap(), grads.of(&w).unwrap()].map(Tensor::to_vec::<f32>)
+            })
+        };
+        let one = run(1);
+        assert!(run(2) == one && run(8) == one);
+    }
+
+    #[test]
+    #[should_panic(expected = "linear: weight must be [D_out, D_in=4], got [5, 3] (x: [2, 4])")]
+    fn misfits_are_named() {
+        let x = |shape: &[usize]| Var::constant(Tensor::zeros(DType::F32, shape));
+        linear(&x(&[2, 4]), &x(&[5, 3]));
+    }
+}
