@@ -6,11 +6,16 @@
 //!
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
+mod activations;
+mod arithmetic;
+mod broadcast;
 mod cast;
 mod concat;
 mod cross_entropy;
 mod cross_entropy_from_hidden;
+mod cumsum;
 mod dropout;
+mod elementwise;
 mod embedding;
 mod gather;
 pub mod gemm;
@@ -18,21 +23,34 @@ mod index_select;
 mod l2_normalize;
 mod layer_norm;
 mod linear;
+mod logsumexp;
 mod matmul;
+mod max;
+mod prod;
+#[cfg(test)]
+mod proptest_shapes;
+mod reduce;
 mod registry;
 mod rms_norm;
 mod rope;
 mod rows;
 pub mod simd;
+mod softmax;
+mod sums;
 mod swiglu;
 #[doc(hidden)]
 pub mod testing;
+mod unary;
+mod variance;
 mod views;
 
+pub use activations::{gelu, relu, relu_squared, sigmoid, silu, softplus};
+pub use arithmetic::{add, div, mul, sub};
 pub use cast::cast;
 pub use concat::concat;
 pub use cross_entropy::{counted_targets, cross_entropy, cross_entropy_rows, cross_entropy_sum};
 pub use cross_entropy_from_hidden::{cross_entropy_from_hidden, cross_entropy_from_hidden_sum};
+pub use cumsum::cumsum;
 pub use dropout::dropout;
 pub use embedding::embedding;
 pub use gather::gather;
@@ -40,9 +58,16 @@ pub use index_select::index_select;
 pub use l2_normalize::l2_normalize;
 pub use layer_norm::layer_norm;
 pub use linear::linear;
+pub use logsumexp::logsumexp;
 pub use matmul::matmul;
+pub use max::max;
+pub use prod::prod;
+pub use reduce::{mean, mean_all, sum, sum_all};
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};
 pub use rms_norm::rms_norm;
 pub use rope::{rope, rope_at};
+pub use softmax::{log_softmax, softmax};
 pub use swiglu::swiglu;
+pub use unary::{abs, add_scalar, clamp, exp, log, mul_scalar, neg, pow, sqrt, tanh};
+pub use variance::var;
 pub use views::{contiguous, expand, narrow, permute, reshape, squeeze, transpose, unsqueeze};

@@ -60,10 +60,13 @@ pub struct BenchCase {
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
     [
+        crate::activations::cases(),
+        crate::arithmetic::cases(),
         crate::cast::cases(),
         crate::concat::cases(),
         crate::cross_entropy::cases(),
         crate::cross_entropy_from_hidden::cases(),
+        crate::cumsum::cases(),
         crate::dropout::cases(),
         crate::embedding::cases(),
         crate::gather::cases(),
@@ -71,10 +74,17 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::l2_normalize::cases(),
         crate::layer_norm::cases(),
         crate::linear::cases(),
+        crate::logsumexp::cases(),
         crate::matmul::cases(),
+        crate::max::cases(),
+        crate::prod::cases(),
+        crate::reduce::cases(),
         crate::rms_norm::cases(),
         crate::rope::cases(),
+        crate::softmax::cases(),
         crate::swiglu::cases(),
+        crate::unary::cases(),
+        crate::variance::cases(),
         crate::views::cases(),
     ]
     .into_iter()
@@ -85,6 +95,8 @@ pub fn op_cases() -> Vec<OpCase> {
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
     [
+        crate::activations::bench(),
+        crate::arithmetic::bench(),
         crate::cross_entropy::bench(),
         crate::cross_entropy_from_hidden::bench(),
         crate::dropout::bench(),
@@ -92,9 +104,12 @@ pub fn bench_cases() -> Vec<BenchCase> {
         crate::l2_normalize::bench(),
         crate::layer_norm::bench(),
         crate::linear::bench(),
+        crate::logsumexp::bench(),
         crate::matmul::bench(),
+        crate::reduce::bench(),
         crate::rms_norm::bench(),
         crate::rope::bench(),
+        crate::softmax::bench(),
         crate::swiglu::bench(),
     ]
     .into_iter()
