@@ -8,7 +8,7 @@ use kumiki_train::compare::{Event, ModelResult};
 use kumiki_train::trainer::StepReport;
 
 use crate::output::remark;
-use crate::table::{duration, short};
+use crate::table::{clock, duration, short};
 
 /// Without a terminal: at most one line in this time, besides those with a validation loss.
 const QUIET: Duration = Duration::from_secs(10);
@@ -69,7 +69,8 @@ impl Progress {
         *self = Progress { name: model.to_owned(), steps, ..Progress::new(self.name_width) };
         if self.terminal {
             let bar = ProgressBar::new(steps);
-            let template = "{prefix} {bar:24.cyan/dim} {pos}/{len}  {wide_msg}";
+            // With names of 9 letters and 4-digit steps the numbers just fit into 80 columns.
+            let template = "{prefix} {bar:10.cyan/dim} {pos}/{len}  {wide_msg}";
             bar.set_style(
                 ProgressStyle::with_template(template).expect("a template that parses").progress_chars("━━─"),
             );
@@ -91,12 +92,13 @@ impl Progress {
         }
     }
 
-    /// `loss 2.345  val 2.401  12.3 k tok/s  1 min 20 s left`.
+    /// `loss 2.345  val 2.401  12.3k tok/s  1m20s left`.
     fn numbers(&self) -> String {
         let Some(report) = self.last_step else { return String::new() };
         let left = self.started.elapsed().as_secs_f64() / report.step as f64 * (self.steps - report.step) as f64;
         let validation = self.validation.map_or(String::new(), |nll| format!("val {nll:.3}  "));
-        format!("loss {:.3}  {validation}{} tok/s  {} left", report.loss, short(report.tok_s), duration(left))
+        let (speed, left) = (short(report.tok_s).replace(' ', ""), clock(left));
+        format!("loss {:.3}  {validation}{speed} tok/s  {left} left", report.loss)
     }
 
     fn line(&mut self, report: &StepReport) {

@@ -61,6 +61,16 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Seconds as `42s`, `3m20s` or `5h12m`.
+pub fn clock(seconds: f64) -> String {
+    let s = seconds.round() as u64;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m{:02}s", s / 60, s % 60),
+        _ => format!("{}h{:02}m", s / 3600, s % 3600 / 60),
+    }
+}
+
 /// A number with `digits` decimals, or a dash.
 pub fn optional(x: Option<f64>, digits: usize) -> String {
     x.map_or_else(|| "–".to_owned(), |x| format!("{x:.digits$}"))
@@ -81,6 +91,7 @@ mod tests {
             [duration(1.25), duration(42.0), duration(200.0), duration(18_720.0)],
             ["1.2 s", "42 s", "3 min 20 s", "5 h 12 min"]
         );
+        assert_eq!([clock(1.25), clock(200.0), clock(18_720.0)], ["1s", "3m20s", "5h12m"]);
         assert_eq!([optional(Some(1.23456), 3), optional(None, 3)], ["1.235", "–"]);
     }
 

@@ -44,7 +44,7 @@ fn misspelt_words_are_answered_with_the_nearest() {
 fn case_36_too_little_text_is_named_with_the_counts() {
     let dir = Scratch::new();
     let out = dir.path("out");
-    let data = |n: usize| dir.file(&format!("{n}.txt"), "abcdefgh".repeat(5)[..n].as_bytes());
+    let data = |n: usize| dir.file(&format!("{n}.txt"), &"abcdefgh".repeat(5).as_bytes()[..n]);
     fail(1, &compare(&["--data", &data(0), "--out", &out]), &["0.txt` is empty (0 bytes)"]);
     fail(1, &compare(&["--data", &data(32), "--out", &out]), &["32 tokens found, 33 needed"]);
     assert!(!exists(&out), "nothing may be left of a run that could not start");
