@@ -22,7 +22,7 @@ pub struct GradCheck {
 
 impl Default for GradCheck {
     fn default() -> GradCheck {
-        GradCheck { step: 1e-3, max_elements: 200, seed: 0 }
+        GradCheck { step: 3e-4, max_elements: 200, seed: 0 }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Memory of training steps. The counters are those of the whole process, so that this binary holds one test.
 
-mod common;
-
 use kumiki::tensor::{memory_stats, reset_peak};
 use kumiki::train::data::Data;
 use kumiki::train::settings::Settings;

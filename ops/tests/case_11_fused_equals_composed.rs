@@ -52,9 +52,8 @@ fn composed_rope(x: &Var, base: f64, positions: &[i64]) -> Var {
     let (t, k) = (x.dim(1), x.dim(3));
     let half = k / 2;
     let angle = |i: usize| positions[i / half] as f64 * base.powf(-2.0 * (i % half) as f64 / k as f64);
-    let table = |f: fn(f64) -> f64| {
-        Var::constant(Tensor::from_fn::<f64>(&[1, t, 1, half], |i| f(angle(i))).cast(x.dtype()))
-    };
+    let table =
+        |f: fn(f64) -> f64| Var::constant(Tensor::from_fn::<f64>(&[1, t, 1, half], |i| f(angle(i))).cast(x.dtype()));
     let (cos, sin) = (table(f64::cos), table(f64::sin));
     let (a, b) = (narrow(x, 3, 0, half), narrow(x, 3, half, half));
     concat(&[&sub(&mul(&a, &cos), &mul(&b, &sin)), &add(&mul(&a, &sin), &mul(&b, &cos))], 3)

@@ -1,7 +1,5 @@
 //! The same seed gives bitwise the same run for any number of threads, on every SIMD level with itself.
 
-mod common;
-
 use kumiki::ops::simd::{Level, with_level};
 use kumiki::tensor::threads::with_threads;
 use kumiki::train::data::Data;

@@ -1,5 +1,4 @@
 //! Small models that the integration tests share.
-#![allow(dead_code)] // every test binary uses its part
 
 use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig};
 use kumiki::tensor::{DType, Rng, Tensor};

@@ -1,8 +1,6 @@
 //! What must hold for every model: causality, equal results by other ways to the same, right gradients.
 
-mod common;
-
-use common::{architectures, model, tokens};
+use crate::common::{architectures, model, tokens};
 use kumiki::autograd::{GradCheck, Param, Tape};
 use kumiki::nn::Module;
 use kumiki::ops::testing::difference;

@@ -245,13 +245,9 @@ fn train(g: &Golden, dtype: DType) {
         total: g.usize("total_steps") as u64,
         decay: Decay::Cosine,
     };
-    let mut adam = AdamW {
-        beta1: g.f64("beta1"),
-        beta2: g.f64("beta2"),
-        eps: g.f64("eps"),
-        weight_decay: g.f64("weight_decay"),
-        ..AdamW::default()
-    };
+    let mut adam = AdamW::default();
+    (adam.beta1, adam.beta2, adam.eps) = (g.f64("beta1"), g.f64("beta2"), g.f64("eps"));
+    adam.weight_decay = g.f64("weight_decay");
     let tokens = g.tensor("int.tokens"); // [steps, B, T + 1]
     let (steps, length) = (tokens.dim(0), tokens.dim(2));
     let (mut losses, mut norms, mut rates) = (vec![], vec![], vec![]);

@@ -1,0 +1,6 @@
+//! Tests of the whole engine in one binary: each test binary is linked anew, which takes longer than its tests.
+
+mod common;
+mod determinism;
+mod golden;
+mod models;
