@@ -7,7 +7,9 @@
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
 mod cast;
+pub mod gemm;
 mod registry;
+pub mod simd;
 #[doc(hidden)]
 pub mod testing;
 
