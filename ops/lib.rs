@@ -6,7 +6,10 @@
 //!
 //! F32 and F64 are computed in their own arithmetic; BF16 operands are widened to F32 and the result is rounded back.
 
+mod attention_tiles;
 mod cast;
+mod causal_attention;
+mod gate_aggregate;
 pub mod gemm;
 mod registry;
 pub mod simd;
@@ -14,4 +17,6 @@ pub mod simd;
 pub mod testing;
 
 pub use cast::cast;
+pub use causal_attention::{AttentionOptions, attention, causal_attention};
+pub use gate_aggregate::{gate_aggregate, gate_aggregate_mul};
 pub use registry::{BenchCase, OpCase, bench_cases, op_cases};

@@ -59,12 +59,12 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases()].into_iter().flatten().collect()
+    [crate::cast::cases(), crate::causal_attention::cases(), crate::gate_aggregate::cases()].into_iter().flatten().collect()
 }
 
 /// The benchmark cases of all operators.
 pub fn bench_cases() -> Vec<BenchCase> {
-    vec![]
+    [crate::causal_attention::bench(), crate::gate_aggregate::bench()].into_iter().flatten().collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,278 @@
+//! The backward pass. With `p_ij = exp(s_ij - lse_i)` and `delta_i = dout_i · out_i`:
+//!
+//!     dv_j = Σ_i p_ij dout_i              ds_ij = p_ij (dout_i · v_j - delta_i)
+//!     dk_j = scale Σ_i ds_ij q_i          dq_i  = scale Σ_j ds_ij k_j
+//!
+//! One task per batch entry, head and block of keys holds `dk` and `dv` of its keys while queries pass by. With enough
+//! heads to keep threads busy a block is all the keys; otherwise there are up to [`MOST_BLOCKS`], each with a `dq` of
+//! its own, which are summed in order at the end: O(T·K) more memory, and still five products per pair.
+
+use std::ops::Range;
+
+use kumiki_tensor::{Tensor, threads};
+
+use super::softmax::SoftmaxGradient;
+use super::{
+    Band, CopyRows, KEYS, Number, Problem, QUERIES, Rows, Scratch, SharedRows, Tile, TileProduct, fill_masked, leading,
+    transpose,
+};
+use crate::simd;
+
+/// Blocks of keys of a head, at most.
+const MOST_BLOCKS: usize = 4;
+/// Tasks that keep the threads of a large machine busy.
+const ENOUGH_TASKS: usize = 32;
+
+/// The gradient that arrives, and what the forward pass has left.
+pub(crate) struct Upstream<'a, E> {
+    /// `[B, T_q, H, G]`.
+    pub dout: Rows<'a, E>,
+    /// What the attention was multiplied with: the gradient of its output is `dout ⊙ gate`.
+    pub gate: Option<Rows<'a, E>>,
+    /// The output of the attention, before the gate.
+    pub out: Rows<'a, E>,
+    /// `[B, H, T_q]`.
+    pub lse: &'a [E],
+}
+
+/// The gradients of `q`, `k` and `v` as far as they are needed.
+pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 3]) -> [Option<Tensor>; 3] {
+    let blocks = key_blocks(p);
+    let (queries, keys) = ([p.batch, p.queries, p.heads], [p.batch, p.keys, p.heads]);
+    let tensor = |[b, t, h]: [usize; 3], width: usize| Tensor::empty(E::DTYPE, &[b, t, h, width]);
+    let mut dq = needs[0].then(|| tensor([blocks.len() * queries[0], queries[1], queries[2]], p.k.width));
+    let mut dk = needs[1].then(|| tensor(keys, p.k.width));
+    let mut dv = needs[2].then(|| tensor(keys, p.v.width));
+    let outputs = [&mut dq, &mut dk, &mut dv].map(|t| t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())));
+    let cost = p.queries * p.keys * (p.k.width + p.v.width);
+    threads::parallel_for(p.batch * p.heads * blocks.len(), cost, |task| {
+        let (head, block) = (task / blocks.len(), task % blocks.len());
+        key_block(p, up, head / p.heads, head % p.heads, block, blocks[block].clone(), &outputs);
+    });
+    drop(outputs);
+    [dq.map(|dq| summed::<E>(dq, p, blocks.len())), dk, dv]
+}
+
+/// Cuts the keys so that every block has about as many visible pairs, by shape alone.
+fn key_blocks<E: Number>(p: &Problem<E>) -> Vec<Range<usize>> {
+    let tiles = p.keys.div_ceil(KEYS);
+    let wanted = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_BLOCKS).min(tiles.div_ceil(4)).max(1);
+    let pairs = |tile: usize| p.queries - first_query(p, tile * KEYS).min(p.queries);
+    let total: usize = (0..tiles).map(pairs).sum();
+    let (mut ends, mut seen) = (vec![0], 0);
+    for tile in 0..tiles {
+        seen += pairs(tile);
+        if seen * wanted >= total * ends.len() && ends.len() < wanted {
+            ends.push((tile + 1) * KEYS);
+        }
+    }
+    ends.push(p.keys);
+    ends.windows(2).filter(|w| w[0] < w[1] || w[1] == 0).map(|w| w[0]..w[1].min(p.keys)).collect()
+}
+
+/// The first query that sees key `j`.
+fn first_query<E: Number>(p: &Problem<E>, j: usize) -> usize {
+    if p.causal { j.saturating_sub(p.keys - p.queries) } else { 0 }
+}
+
+/// The sum of `dq` over blocks, `[blocks · B, T, H, K]` to `[B, T, H, K]`.
+fn summed<E: Number>(parts: Tensor, p: &Problem<E>, blocks: usize) -> Tensor {
+    let shape = [p.batch, p.queries, p.heads, p.k.width];
+    if blocks == 1 {
+        return parts;
+    }
+    const CHUNK: usize = 16 * 1024;
+    let mut dq = Tensor::empty(E::DTYPE, &shape);
+    let (parts, size) = (parts.as_slice::<E>(), dq.len());
+    threads::parallel_chunks_mut(dq.as_mut_slice::<E>(), CHUNK, blocks * CHUNK, |i, piece| {
+        piece.copy_from_slice(&parts[i * CHUNK..][..piece.len()]);
+        for block in 1..blocks {
+            let part = &parts[block * size + i * CHUNK..];
+            piece.iter_mut().zip(part).for_each(|(y, &x)| *y += x);
+        }
+    });
+    dq
+}
+
+/// What one task holds, all of it in tiles but for `dk` and `dv` of its block.
+struct Buffers<'a, E> {
+    /// Packed queries: transposed, and as rows; both times `scale`.
+    q_t: &'a mut [E],
+    q: &'a mut [E],
+    /// The gradient of the attention's output, in the same two forms.
+    dout_t: &'a mut [E],
+    dout: &'a mut [E],
+    lse: &'a mut [E],
+    delta: &'a mut [E],
+    weights: &'a mut [E],
+    slopes: &'a mut [E],
+    k: &'a mut [E],
+    dq: &'a mut [E],
+    dk: &'a mut [E],
+    dv: &'a mut [E],
+}
+
+fn key_block<E: Number>(
+    p: &Problem<E>,
+    up: &Upstream<E>,
+    batch: usize,
+    head: usize,
+    block: usize,
+    range: Range<usize>,
+    [dq_out, dk_out, dv_out]: &[Option<SharedRows<E>>; 3],
+) {
+    let (width, values) = (p.k.width, p.v.width);
+    let stride = leading::<E>(QUERIES.min(p.queries));
+    let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
+    let (queries, keys) = (QUERIES.min(p.queries), KEYS.min(range.len()));
+    let sizes = [
+        width * stride,
+        queries * k_stride,
+        values * stride,
+        queries * v_stride,
+        stride,
+        stride,
+        keys * stride,
+        keys * stride,
+        keys * k_stride,
+        queries * k_stride,
+        range.len() * k_stride,
+        range.len() * v_stride,
+    ];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [q_t, q, dout_t, dout, lse, delta, weights, slopes, k, dq, dk, dv] = scratch.parts::<E, 12>(sizes);
+    dk.fill(E::ZERO);
+    dv.fill(E::ZERO);
+    let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, k, dq, dk, dv };
+
+    for i in (0..p.queries).step_by(QUERIES) {
+        let queries = QUERIES.min(p.queries - i);
+        buffers.dq.fill(E::ZERO);
+        let seen = i + queries > first_query(p, range.start) && !range.is_empty();
+        if seen {
+            buffers.pack(p, up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride });
+        }
+        for j in range.clone().step_by(KEYS).take_while(|_| seen) {
+            let keys = KEYS.min(range.end - j);
+            let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
+            if tile.diagonal + (queries as isize) <= 0 {
+                break;
+            }
+            buffers.pair(p, tile, j - range.start, [dq_out, dk_out, dv_out].map(Option::is_some));
+        }
+        if let Some(out) = dq_out {
+            for (c, row) in buffers.dq.chunks_exact(k_stride).take(queries).enumerate() {
+                // SAFETY: this task alone has this block's part for this head.
+                let out = unsafe {
+                    out.row_mut(((block * p.batch + batch) * p.queries + i + c) * p.heads + head, width)
+                };
+                out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * p.scale);
+            }
+        }
+    }
+    for (out, rows, stride, width) in [(dk_out, buffers.dk, k_stride, width), (dv_out, buffers.dv, v_stride, values)] {
+        let Some(out) = out else { continue };
+        for (row, j) in rows.chunks_exact(stride).zip(range.clone()) {
+            // SAFETY: this task alone has this head and these keys.
+            let out = unsafe { out.row_mut((batch * p.keys + j) * p.heads + head, width) };
+            out.copy_from_slice(&row[..width]);
+        }
+    }
+}
+
+impl<E: Number> Buffers<'_, E> {
+    /// Copies a tile of queries with all that belongs to it.
+    fn pack(&mut self, p: &Problem<E>, up: &Upstream<E>, Tile { batch, head, i, queries, stride, .. }: Tile) {
+        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
+        let rows = |x: &Rows<E>, out: &mut [E], stride: usize| {
+            if x.width > 0 {
+                let (from, step) = (x.from(batch, i, head), x.time_stride());
+                CopyRows { from, step, width: x.width, count: queries, out, stride }.run();
+            }
+        };
+        rows(&p.q, self.q, k_stride);
+        self.q.iter_mut().for_each(|x| *x *= p.scale);
+        transpose(self.q.chunks_exact(k_stride).take(queries).map(|row| &row[..p.k.width]), E::ONE, self.q_t, stride);
+        rows(&up.dout, self.dout, v_stride);
+        for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
+            let dout = &mut dout[..p.v.width];
+            if let Some(gate) = &up.gate {
+                dout.iter_mut().zip(gate.row(batch, i + c, head)).for_each(|(y, &g)| *y *= g);
+            }
+            self.delta[c] = simd::dot(dout, up.out.row(batch, i + c, head));
+        }
+        let dout_rows = self.dout.chunks_exact(v_stride).take(queries).map(|row| &row[..p.v.width]);
+        transpose(dout_rows, E::ONE, self.dout_t, stride);
+        self.delta[queries..].fill(E::ZERO);
+        self.lse[..queries].copy_from_slice(&up.lse[(batch * p.heads + head) * p.queries + i..][..queries]);
+        self.lse[queries..].fill(E::ZERO);
+    }
+
+    /// What a tile of pairs adds to the gradients; `at` is the tile's first key within the block.
+    fn pair(&mut self, p: &Problem<E>, tile: Tile, at: usize, [need_q, need_k, need_v]: [bool; 3]) {
+        let mask = p.mask(tile.batch, tile.j..tile.j + tile.keys);
+        if mask.is_some_and(|mask| !mask.contains(&true)) {
+            return;
+        }
+        let Tile { queries, keys, stride, diagonal, .. } = tile;
+        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
+        let need_slopes = need_q || need_k;
+        p.scores(tile, self.q_t, self.weights);
+        if need_slopes {
+            p.transposed_product(&p.v, tile, self.dout_t, self.slopes);
+            if let Some(mask) = mask {
+                fill_masked(mask, self.slopes, stride, E::ZERO);
+            }
+        }
+        SoftmaxGradient {
+            scores: self.weights,
+            slopes: need_slopes.then_some(&mut *self.slopes),
+            stride,
+            keys,
+            queries,
+            diagonal,
+            lse: self.lse,
+            delta: self.delta,
+        }
+        .run();
+        let per_key = |a: &[E], b: &[E], c: &mut [E], b_stride: usize, columns: usize| {
+            TileProduct {
+                rows: keys,
+                depth: queries,
+                columns,
+                a,
+                a_strides: (stride, 1),
+                b,
+                b_stride,
+                c: &mut c[at * b_stride..],
+                c_stride: b_stride,
+                accumulate: true,
+                band: tile.band(Band::DepthFrom),
+            }
+            .run();
+        };
+        if need_v {
+            per_key(self.weights, self.dout, self.dv, v_stride, p.v.width);
+        }
+        if need_k {
+            per_key(self.slopes, self.q, self.dk, k_stride, p.k.width);
+        }
+        if need_q {
+            p.copy_keys(&p.k, tile, self.k, k_stride);
+            TileProduct {
+                rows: queries,
+                depth: keys,
+                columns: p.k.width,
+                a: self.slopes,
+                a_strides: (1, stride),
+                b: self.k,
+                b_stride: k_stride,
+                c: self.dq,
+                c_stride: k_stride,
+                accumulate: true,
+                band: tile.band(Band::DepthTo),
+            }
+            .run();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The forward pass: one task per batch entry, head and tile of queries; keys stream past it.
+
+use kumiki_tensor::{Tensor, threads};
+
+use super::{Band, KEYS, Number, Problem, QUERIES, Rows, Scratch, SharedRows, Tile, TileProduct, leading, transpose};
+use super::softmax::SoftmaxStep;
+
+/// What the forward pass gives.
+pub(crate) struct Attended {
+    /// `[B, T_q, H, G]`; `None` when it was not to be kept beside its product with the gate.
+    pub out: Option<Tensor>,
+    /// `out ⊙ gate`, where there is a gate.
+    pub gated: Option<Tensor>,
+    /// `[B, H, T_q]`: log-sum-exp of the scores of every query, +inf for a query that sees no key, so that
+    /// `exp(s - lse)` is its weight in any case.
+    pub lse: Tensor,
+}
+
+/// Attention, and its product with `gate` `[B, T_q, H, G]` if there is one; `keep` says whether `out` is wanted then.
+pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: bool) -> Attended {
+    let shape = [p.batch, p.queries, p.heads, p.v.width];
+    let mut out = (keep || gate.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
+    let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
+    let mut lse = Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]);
+    let tiles = p.queries.div_ceil(QUERIES);
+    let outputs = Outputs {
+        out: out.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        lse: SharedRows::new(lse.as_mut_slice::<E>()),
+    };
+    let cost = QUERIES.min(p.queries) * p.keys * (p.k.width + p.v.width);
+    threads::parallel_for(p.batch * p.heads * tiles, cost, |task| {
+        let (head, tile) = (task / tiles, task % tiles);
+        query_tile(p, gate, head / p.heads, head % p.heads, tile * QUERIES, &outputs);
+    });
+    drop(outputs);
+    Attended { out, gated, lse }
+}
+
+struct Outputs<'a, E> {
+    out: Option<SharedRows<'a, E>>,
+    gated: Option<SharedRows<'a, E>>,
+    lse: SharedRows<'a, E>,
+}
+
+fn query_tile<E: Number>(
+    p: &Problem<E>,
+    gate: Option<&Rows<E>>,
+    batch: usize,
+    head: usize,
+    i: usize,
+    outputs: &Outputs<E>,
+) {
+    let queries = QUERIES.min(p.queries - i);
+    let (stride, v_stride) = (leading::<E>(queries), leading::<E>(p.v.width));
+    let key_rows = KEYS.min(p.keys);
+    let sizes =
+        [p.k.width * stride, key_rows * stride, key_rows * v_stride, queries * v_stride, stride, stride, stride];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [q, scores, v, acc, shift, sum, factor] = scratch.parts::<E, 7>(sizes);
+    transpose((i..i + queries).map(|i| p.q.row(batch, i, head)), p.scale, q, stride);
+    shift.fill(p.bounds[head].unwrap_or(E::NEG_INFINITY));
+    sum.fill(E::ZERO);
+
+    let fixed = p.bounds[head].is_some();
+    let mut started = false;
+    for j in (0..p.keys).step_by(KEYS) {
+        let keys = KEYS.min(p.keys - j);
+        let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
+        if tile.diagonal + (queries as isize) <= 0 {
+            break;
+        }
+        if p.mask(batch, j..j + keys).is_some_and(|mask| !mask.contains(&true)) {
+            continue;
+        }
+        p.scores(tile, q, scores);
+        SoftmaxStep { scores, stride, keys, queries, diagonal: tile.diagonal, fixed, shift, sum, factor }.run();
+        if started && !fixed {
+            for (row, &factor) in acc.chunks_exact_mut(v_stride).zip(&*factor) {
+                if factor != E::ONE {
+                    row.iter_mut().for_each(|x| *x *= factor);
+                }
+            }
+        }
+        p.copy_keys(&p.v, tile, v, v_stride);
+        TileProduct {
+            rows: queries,
+            depth: keys,
+            columns: p.v.width,
+            a: scores,
+            a_strides: (1, stride),
+            b: v,
+            b_stride: v_stride,
+            c: acc,
+            c_stride: v_stride,
+            accumulate: started,
+            band: tile.band(Band::DepthTo),
+        }
+        .run();
+        started = true;
+    }
+    if !started {
+        acc.fill(E::ZERO);
+    }
+
+    for c in 0..queries {
+        let seen = sum[c] != E::ZERO;
+        let inverse = if seen { E::ONE / sum[c] } else { E::ZERO };
+        let row = &acc[c * v_stride..][..p.v.width];
+        let at = (batch * p.queries + i + c) * p.heads + head;
+        if let Some(out) = &outputs.out {
+            // SAFETY: this task alone has this head and these queries.
+            let out = unsafe { out.row_mut(at, p.v.width) };
+            out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * inverse);
+        }
+        if let (Some(gated), Some(gate)) = (&outputs.gated, gate) {
+            // SAFETY: as above.
+            let gated = unsafe { gated.row_mut(at, p.v.width) };
+            let gate = gate.row(batch, i + c, head);
+            gated.iter_mut().zip(row.iter().zip(gate)).for_each(|(y, (&x, &g))| *y = x * inverse * g);
+        }
+        // SAFETY: as above.
+        let lse = unsafe { outputs.lse.row_mut((batch * p.heads + head) * p.queries + i + c, 1) };
+        lse[0] = if seen { shift[c] + sum[c].ln() } else { E::INFINITY };
+    }
+}

@@ -1,0 +1,260 @@
+//! Softmax attention in tiles, forward and backward: what `causal_attention`, `attention` and `gate_aggregate` share.
+//!
+//! For every batch entry and head, `p_ij = softmax_j(scale · q_i·k_j)` over the visible keys and `out_i = Σ_j p_ij v_j`.
+//! A query that sees no key gets 0. Scores exist only as tiles of [`QUERIES`] × [`KEYS`], and transposed (keys in rows):
+//! - `Sᵀ = K·Qᵀ` needs one transposed copy per query tile, and reads keys in place;
+//! - a query is a lane, so that softmax needs no step across lanes;
+//! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
+//!   for free.
+//!
+//! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]).
+//! Tasks are cut by shape, and no sum depends on which task ran first.
+
+mod backward;
+mod forward;
+mod product;
+mod softmax;
+
+use std::marker::PhantomData;
+
+use kumiki_tensor::{Element, Tensor};
+
+use crate::simd::{Kernel, Lanes, Real};
+
+pub(crate) use backward::{Upstream, backward};
+pub(crate) use forward::{Attended, forward};
+use product::{Band, TileProduct, leading};
+
+/// Queries of a tile: a multiple of every block height and width of the product kernel (6, 8, 16, 32, 48).
+const QUERIES: usize = 96;
+/// Keys of a tile.
+const KEYS: usize = 96;
+
+/// f32 or f64, as an element and as lanes.
+pub(crate) trait Number: Real + Element {}
+impl<E: Real + Element> Number for E {}
+
+/// The rows of a `[B, T, H, width]` tensor, whose last axis lies without gaps.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, E> {
+    data: &'a [E],
+    offset: usize,
+    strides: [usize; 3],
+    width: usize,
+}
+
+impl<'a, E: Number> Rows<'a, E> {
+    /// The rows of `x`, which must have passed through [`Rows::prepare`].
+    pub fn new(x: &'a Tensor) -> Rows<'a, E> {
+        let s = x.strides();
+        let data = if x.is_empty() { &[] } else { x.storage_slice::<E>() };
+        Rows { data, offset: x.offset(), strides: [s[0], s[1], s[2]], width: x.dim(3) }
+    }
+
+    /// `x` itself when its last axis lies without gaps, else a copy of which it does.
+    pub fn prepare(x: &Tensor) -> Tensor {
+        if x.dim(3) <= 1 || x.strides()[3] == 1 { x.clone() } else { x.contiguous() }
+    }
+
+    pub fn row(&self, batch: usize, time: usize, head: usize) -> &'a [E] {
+        if self.width == 0 { &[] } else { &self.from(batch, time, head)[..self.width] }
+    }
+
+    /// The storage from the start of a row on, to be walked with [`Rows::time_stride`].
+    fn from(&self, batch: usize, time: usize, head: usize) -> &'a [E] {
+        let start = self.offset + batch * self.strides[0] + time * self.strides[1] + head * self.strides[2];
+        if self.width == 0 { &[] } else { &self.data[start..] }
+    }
+
+    fn time_stride(&self) -> usize {
+        self.strides[1]
+    }
+}
+
+/// What to attend to and how.
+pub(crate) struct Problem<'a, E> {
+    pub batch: usize,
+    pub heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    /// `[B, T_q, H, K]`.
+    pub q: Rows<'a, E>,
+    /// `[B, T_k, H, K]`.
+    pub k: Rows<'a, E>,
+    /// `[B, T_k, H, G]`.
+    pub v: Rows<'a, E>,
+    pub scale: E,
+    /// Query `i` sees keys up to `i + T_k - T_q`.
+    pub causal: bool,
+    /// `[B, T_k]`: the keys that may be seen; all when absent.
+    pub key_mask: Option<&'a [bool]>,
+    /// A bound of all scores of a head, where one is known that no score lies far below.
+    pub bounds: &'a [Option<E>],
+}
+
+impl<E: Number> Problem<'_, E> {
+    /// For the tile of queries from `i` and keys from `j`: key `r` of the tile is visible to query `c` of the tile when
+    /// `r <= c + diagonal`.
+    fn diagonal(&self, i: usize, j: usize) -> isize {
+        if self.causal { (i + self.keys - self.queries) as isize - j as isize } else { isize::MAX / 2 }
+    }
+
+    /// The mask of a range of keys of a batch entry; `None` when all may be seen.
+    fn mask(&self, batch: usize, keys: std::ops::Range<usize>) -> Option<&[bool]> {
+        let mask = &self.key_mask?[batch * self.keys..][keys];
+        mask.contains(&false).then_some(mask)
+    }
+
+    /// `Sᵀ` of a tile of keys and a packed tile of queries; scores of masked keys are -inf.
+    fn scores(&self, tile: Tile, packed: &[E], scores: &mut [E]) {
+        self.transposed_product(&self.k, tile, packed, scores);
+        if let Some(mask) = self.mask(tile.batch, tile.j..tile.j + tile.keys) {
+            fill_masked(mask, scores, tile.stride, E::NEG_INFINITY);
+        }
+    }
+
+    /// `rows · packed` for the tile's keys, where the tile's queries see them.
+    fn transposed_product(&self, rows: &Rows<E>, tile: Tile, packed: &[E], out: &mut [E]) {
+        TileProduct {
+            rows: tile.keys,
+            depth: rows.width,
+            columns: tile.queries,
+            a: rows.from(tile.batch, tile.j, tile.head),
+            a_strides: (rows.time_stride(), 1),
+            b: packed,
+            b_stride: tile.stride,
+            c: out,
+            c_stride: tile.stride,
+            accumulate: false,
+            band: tile.band(Band::Columns),
+        }
+        .run();
+    }
+
+    /// Copies the tile's keys or values to rows of `stride` elements. Masked rows become 0: what lies there must not
+    /// even be multiplied with 0, for it may be NaN.
+    fn copy_keys(&self, rows: &Rows<E>, tile: Tile, out: &mut [E], stride: usize) {
+        if rows.width == 0 {
+            return;
+        }
+        CopyRows { from: rows.from(tile.batch, tile.j, tile.head), step: rows.time_stride(), width: rows.width, count: tile.keys, out, stride }.run();
+        if let Some(mask) = self.mask(tile.batch, tile.j..tile.j + tile.keys) {
+            fill_masked(mask, out, stride, E::ZERO);
+        }
+    }
+}
+
+/// Queries `i..i + queries` and keys `j..j + keys` of a head.
+#[derive(Clone, Copy)]
+struct Tile {
+    batch: usize,
+    head: usize,
+    i: usize,
+    queries: usize,
+    j: usize,
+    keys: usize,
+    diagonal: isize,
+    /// Distance between rows of the transposed tile.
+    stride: usize,
+}
+
+impl Tile {
+    fn band(&self, band: impl Fn(isize) -> Band) -> Band {
+        if self.keys as isize - 1 <= self.diagonal { Band::Full } else { band(self.diagonal) }
+    }
+}
+
+fn fill_masked<E: Number>(mask: &[bool], tile: &mut [E], stride: usize, value: E) {
+    for (row, _) in mask.iter().enumerate().filter(|(_, seen)| !**seen) {
+        tile[row * stride..][..stride].fill(value);
+    }
+}
+
+/// Copies `count` rows that lie `step` apart to rows that lie `stride` apart, padded with zeros to whole cache lines.
+struct CopyRows<'a, E> {
+    from: &'a [E],
+    step: usize,
+    width: usize,
+    count: usize,
+    out: &'a mut [E],
+    stride: usize,
+}
+
+impl<E: Number> CopyRows<'_, E> {
+    fn run(self) {
+        E::dispatch(self);
+    }
+}
+
+impl<E: Number> Kernel<E> for CopyRows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        let whole = self.width / L::N * L::N;
+        for (i, out) in self.out.chunks_exact_mut(self.stride).take(self.count).enumerate() {
+            let row = &self.from[i * self.step..][..self.width];
+            for c in (0..whole).step_by(L::N) {
+                L::load(&row[c..]).store(&mut out[c..]);
+            }
+            if whole < self.width {
+                L::load_partial(&row[whole..], E::ZERO).store(&mut out[whole..]);
+            }
+        }
+    }
+}
+
+/// `out[p * stride + i] = factor · row_i[p]`, zeros in the lanes past the last row.
+fn transpose<'a, E: Number>(rows: impl ExactSizeIterator<Item = &'a [E]>, factor: E, out: &mut [E], stride: usize) {
+    out.chunks_exact_mut(stride).for_each(|line| line[rows.len()..].fill(E::ZERO));
+    for (i, row) in rows.enumerate() {
+        for (line, &x) in out.chunks_exact_mut(stride).zip(row) {
+            line[i] = x * factor;
+        }
+    }
+}
+
+/// The working memory of a task: one recycled buffer, cut into parts that begin on a cache line.
+struct Scratch(Tensor);
+
+impl Scratch {
+    fn new<E: Number>(elements: usize) -> Scratch {
+        Scratch(Tensor::empty(E::DTYPE, &[elements]))
+    }
+
+    fn parts<E: Number, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [E]; N] {
+        let mut rest = self.0.as_mut_slice::<E>();
+        lengths.map(|length| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = after;
+            part
+        })
+    }
+}
+
+/// An output of which every task writes rows of its own.
+struct SharedRows<'a, E> {
+    start: *mut E,
+    len: usize,
+    owner: PhantomData<&'a mut [E]>,
+}
+
+// SAFETY: tasks on several threads get slices only through `row_mut`, whose callers warrant that they do not overlap.
+unsafe impl<E: Send> Sync for SharedRows<'_, E> {}
+
+impl<'a, E> SharedRows<'a, E> {
+    fn new(out: &'a mut [E]) -> SharedRows<'a, E> {
+        SharedRows { start: out.as_mut_ptr(), len: out.len(), owner: PhantomData }
+    }
+
+    /// Row `row` of `width` elements.
+    ///
+    /// # Safety
+    /// While the slice lives, no other call asks for the same row, and all calls have the same width.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn row_mut(&self, row: usize, width: usize) -> &mut [E] {
+        assert!((row + 1) * width <= self.len);
+        // SAFETY: in bounds; exclusive, as the caller warrants.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * width), width) }
+    }
+}
