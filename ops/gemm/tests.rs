@@ -1,0 +1,253 @@
+//! Every level that this CPU has, against plain loops in f64.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::simd::with_level;
+
+/// A matrix with room around and between its elements.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    offset: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+/// 0 row-major, 1 transposed, 2 with gaps, 3 transposed with gaps, 4 both strides spread, 5 and 6 one stride 0, 7 both.
+fn layout(kind: usize, rows: usize, cols: usize) -> Layout {
+    let (offset, row_stride, col_stride) = match kind {
+        0 => (0, cols, 1),
+        1 => (0, 1, rows),
+        2 => (3, cols + 5, 1),
+        3 => (1, 1, rows + 3),
+        4 => (2, 2 * cols + 1, 2),
+        5 => (0, 0, 1),
+        6 => (0, 1, 0),
+        _ => (4, 0, 0),
+    };
+    Layout { offset, row_stride, col_stride }
+}
+
+impl Layout {
+    fn at(self, i: usize, j: usize) -> usize {
+        self.offset + i * self.row_stride + j * self.col_stride
+    }
+    fn len(self, rows: usize, cols: usize) -> usize {
+        if rows == 0 || cols == 0 { 0 } else { self.at(rows - 1, cols - 1) + 1 }
+    }
+    fn read<E>(self, data: &[E], rows: usize, cols: usize) -> MatRef<'_, E> {
+        let Self { offset, row_stride, col_stride } = self;
+        MatRef { data, offset, rows, cols, row_stride, col_stride }
+    }
+    fn write<E>(self, data: &mut [E], rows: usize, cols: usize) -> MatMut<'_, E> {
+        let Self { offset, row_stride, col_stride } = self;
+        MatMut { data, offset, rows, cols, row_stride, col_stride }
+    }
+}
+
+/// Numbers in [-1, 1) that no two places share.
+fn noise<E: Real>(len: usize, seed: u64) -> Vec<E> {
+    (0..len as u64)
+        .map(|i| {
+            let mut x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd1b5_4a32_d192_ed03);
+            x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            E::from_f64((x >> 40) as f64 / f64::from(1 << 23) - 1.0)
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    kinds: [usize; 3],
+    alpha: f64,
+    beta: f64,
+}
+
+fn check<E: Real>(case: &Case) {
+    let &Case { m, n, k, kinds, alpha, beta } = case;
+    let (la, lb, lc) = (layout(kinds[0], m, k), layout(kinds[1], k, n), layout(kinds[2], m, n));
+    let a = noise::<E>(la.len(m, k), 1);
+    let b = noise::<E>(lb.len(k, n), 2);
+    let before: Vec<E> = if beta == 0.0 { vec![E::NAN; lc.len(m, n)] } else { noise(lc.len(m, n), 3) };
+    for level in Level::available() {
+        let run = |threads: usize, serial: bool| -> Vec<E> {
+            threads::with_threads(threads, || {
+                with_level(level, || {
+                    let mut c = before.clone();
+                    let (a, b, c_view) = (la.read(&a, m, k), lb.read(&b, k, n), lc.write(&mut c, m, n));
+                    let product = if serial { gemm_serial::<E> } else { gemm::<E> };
+                    product(E::from_f64(alpha), a, b, E::from_f64(beta), c_view);
+                    c
+                })
+            })
+        };
+        let c = run(1, true);
+        for threads in [1, 2, 8] {
+            let other = run(threads, false);
+            let same = c.iter().zip(&other).all(|(x, y)| x == y || (x.is_nan() && y.is_nan()));
+            assert!(same, "{threads} threads differ from serial: {case:?} at {level:?}");
+        }
+        let mut inside = vec![false; c.len()];
+        for i in 0..m {
+            for j in 0..n {
+                let (mut want, mut size) = (0.0, 1e-30);
+                for p in 0..k {
+                    let term = alpha * a[la.at(i, p)].to_f64() * b[lb.at(p, j)].to_f64();
+                    want += term;
+                    size += term.abs();
+                }
+                let place = lc.at(i, j);
+                if beta != 0.0 {
+                    want += beta * before[place].to_f64();
+                    size += (beta * before[place].to_f64()).abs();
+                }
+                inside[place] = true;
+                let error = (c[place].to_f64() - want).abs() / size;
+                // Random signs: the error of a chain of k roundings grows like sqrt(k).
+                let limit = E::EPSILON.to_f64() * (4.0 + 2.0 * (k as f64).sqrt());
+                assert!(error <= limit, "C[{i}, {j}] = {}, not {want}: {case:?} at {level:?}", c[place]);
+            }
+        }
+        for (i, inside) in inside.iter().enumerate() {
+            let same = c[i] == before[i] || (c[i].is_nan() && before[i].is_nan());
+            assert!(*inside || same, "element {i} outside C changed: {case:?} at {level:?}");
+        }
+    }
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let extent = || {
+        prop_oneof![
+            4 => 0usize..20,
+            2 => prop::sample::select(vec![1, 5, 6, 7, 8, 11, 12, 13, 15, 16, 17, 31, 32, 33]),
+            1 => 60usize..140,
+        ]
+    };
+    let depth = prop_oneof![4 => extent(), 1 => prop::sample::select(vec![255, 256, 257, 511, 513])];
+    let factor = || prop_oneof![Just(0.0), Just(1.0), Just(-1.0), Just(0.37)];
+    let kinds = (0usize..8, 0usize..8, 0usize..5);
+    (extent(), extent(), depth, kinds, factor(), factor()).prop_map(|(m, n, k, (a, b, c), alpha, beta)| Case {
+        m,
+        n,
+        k,
+        kinds: [a, b, c],
+        alpha,
+        beta,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(160))]
+    #[test]
+    fn products_agree_with_plain_loops(case in case()) {
+        check::<f32>(&case);
+        check::<f64>(&case);
+    }
+}
+
+#[test]
+fn blocks_of_every_kind_meet() {
+    // Several row tiles, column tiles, chunks of k; then one row, one column.
+    for (m, n, k) in [(301, 260, 300), (150, 140, 2100), (1, 1100, 70), (1030, 1, 67), (3, 700, 300), (700, 3, 300)] {
+        for kinds in [[0, 0, 0], [1, 0, 2], [0, 1, 3], [4, 3, 4], [5, 6, 1]] {
+            let case = Case { m, n, k, kinds, alpha: 0.5, beta: 0.0 };
+            check::<f32>(&case);
+            check::<f64>(&Case { beta: 0.25, ..case });
+        }
+    }
+}
+
+/// Independent of the loops above: integers that f32 holds exactly.
+#[test]
+fn case_09_beta_zero_overwrites_nan() {
+    for (m, n, k) in [(2, 3, 4), (67, 45, 33), (131, 97, 50), (1, 33, 9), (33, 1, 9)] {
+        let a: Vec<f32> = (0..m * k).map(|i| (i % 5) as f32).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| (i % 3) as f32).collect();
+        let mut c = vec![f32::NAN; m * n];
+        gemm(1.0, MatRef::new(&a, m, k), MatRef::new(&b, k, n), 0.0, MatMut::new(&mut c, m, n));
+        for i in 0..m {
+            for j in 0..n {
+                let want: f32 = (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum();
+                assert_eq!(c[i * n + j], want);
+            }
+        }
+    }
+}
+
+#[test]
+fn case_02_an_expanded_batch_is_read_in_place() {
+    let ones = vec![1.0f32; 32 * 32];
+    let mut c = vec![f32::NAN; 32 * 32 * 32];
+    let axis = BatchAxis { size: 32, a_stride: 0, b_stride: 0, c_stride: 32 * 32 };
+    let view = MatRef::new(&ones, 32, 32);
+    gemm_batched(1.0, view, view, 0.0, MatMut::new(&mut c, 32, 32), &[axis]);
+    assert!(c.iter().all(|&x| x == 32.0));
+}
+
+/// `[B, T, H, K]` operands, heads interleaved, few and many items, small and large products.
+#[test]
+fn batches_are_products_one_by_one() {
+    for (batch, time, heads, width) in [(2, 7, 3, 5), (5, 33, 4, 16), (1, 300, 2, 64), (3, 0, 2, 4)] {
+        let row = heads * width;
+        let q = noise::<f64>(batch * time * row, 5);
+        let k = noise::<f64>(time * row, 6);
+        let view = |data, rows, row_stride| MatRef { data, offset: 0, rows, cols: width, row_stride, col_stride: 1 };
+        let mut scores = vec![f64::NAN; batch * heads * time * time];
+        let axes = [
+            BatchAxis { size: batch, a_stride: time * row, b_stride: 0, c_stride: heads * time * time },
+            BatchAxis { size: heads, a_stride: width, b_stride: width, c_stride: time * time },
+        ];
+        let run = |threads: usize, scores: &mut [f64]| {
+            threads::with_threads(threads, || {
+                let c = MatMut::new(scores, time, time);
+                gemm_batched(1.0, view(&q, time, row), view(&k, time, row).t(), 0.0, c, &axes);
+            });
+        };
+        run(1, &mut scores);
+        let mut again = vec![f64::NAN; scores.len()];
+        run(8, &mut again);
+        assert_eq!(scores, again);
+        for (index, &got) in scores.iter().enumerate() {
+            let (j, i) = (index % time, index / time % time);
+            let (h, b) = (index / time / time % heads, index / time / time / heads);
+            let at = |data: &[f64], b: usize, t: usize, x: usize| data[(b * time + t) * row + h * width + x];
+            let want: f64 = (0..width).map(|x| at(&q, b, i, x) * at(&k, 0, j, x)).sum();
+            assert!((got - want).abs() < 1e-13, "[{b}, {h}, {i}, {j}]: {got}, not {want}");
+        }
+    }
+}
+
+fn panics_with(part: &str, f: impl FnOnce() + std::panic::UnwindSafe) {
+    let message = *std::panic::catch_unwind(f).unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains(part), "{message}");
+}
+
+#[test]
+fn misuse_is_refused_before_anything_is_read() {
+    let data = [1.0f32; 12];
+    let a = MatRef::new(&data, 3, 4);
+    panics_with("A [3, 4], B [3, 4], C [3, 4]", || {
+        gemm(1.0, a, a, 0.0, MatMut::new(&mut [0.0; 12], 3, 4));
+    });
+    panics_with("A reaches element 15 of 12", || {
+        let long = MatRef { offset: 4, ..a };
+        gemm(1.0, long, a.t(), 0.0, MatMut::new(&mut [0.0; 9], 3, 3));
+    });
+    panics_with("C reaches element 8 of 8", || gemm(1.0, a, a.t(), 0.0, MatMut::new(&mut [0.0; 8], 3, 3)));
+    panics_with("B reaches past the address space", || {
+        let far = MatRef { row_stride: usize::MAX / 2, ..a.t() };
+        gemm(1.0, a, far, 0.0, MatMut::new(&mut [0.0; 9], 3, 3));
+    });
+    panics_with("elements of C overlap", || {
+        let mut c = [0.0; 9];
+        let c = MatMut { row_stride: 2, ..MatMut::new(&mut c, 3, 3) };
+        gemm(1.0, a, a.t(), 0.0, c);
+    });
+    panics_with("elements of C overlap", || {
+        let axis = BatchAxis { size: 2, a_stride: 0, b_stride: 0, c_stride: 0 };
+        gemm_batched(1.0, a, a.t(), 0.0, MatMut::new(&mut [0.0; 9], 3, 3), &[axis]);
+    });
+}
