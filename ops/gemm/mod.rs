@@ -5,8 +5,9 @@
 //! - `tile`: the register tile, and small products that read their operands in place.
 //! - `vector`: one row or one column, bound by memory.
 //!
-//! Every element of C is one chain of products in the order of k, cut every [`KC`] terms; which thread or tile computes
-//! it changes nothing. So results are bitwise the same for any number of threads, and the three entry points agree.
+//! The way is chosen by shape and strides alone, and on each way an element of C is one fixed chain of operations,
+//! whichever thread or tile computes it. So results are bitwise the same for any number of threads, and the three entry
+//! points agree.
 
 mod blocked;
 mod pack;
@@ -17,7 +18,7 @@ use kumiki_tensor::threads;
 
 use crate::simd::{Level, Real, level};
 
-/// Terms per chain: B's sliver of this depth and A's block stay in the first two cache levels.
+/// Terms per pass over C: B's sliver of this depth and A's block stay in the first two cache levels.
 pub(crate) const KC: usize = 256;
 
 /// A matrix to read: element `(i, j)` is `data[offset + i * row_stride + j * col_stride]`. Strides may be 0.
@@ -98,6 +99,9 @@ pub struct BatchAxis {
     pub c_stride: usize,
 }
 
+/// The most batch axes of [`gemm_batched`].
+pub const MAX_BATCH_AXES: usize = 4;
+
 /// One product with its extents checked: every element is inside its slice, and C's are distinct and held for writing.
 #[derive(Clone, Copy)]
 struct Product<E> {
@@ -124,34 +128,70 @@ unsafe impl<E: Real> Send for Product<E> {}
 // SAFETY: as above.
 unsafe impl<E: Real> Sync for Product<E> {}
 
-/// The offset of the last element, by axes of (extent, stride); `None` when one extent is 0.
-fn last_offset(name: &str, offset: usize, axes: &[(usize, usize)]) -> Option<usize> {
-    let mut last = offset;
-    for &(extent, stride) in axes {
-        let step = extent.checked_sub(1)?.checked_mul(stride);
-        last = step
-            .and_then(|step| last.checked_add(step))
-            .unwrap_or_else(|| panic!("gemm: {name} reaches past the address space: (extent, stride) {axes:?}"));
-    }
-    Some(last)
+/// Extent and stride of each axis of an operand: rows, columns, then the batch.
+#[derive(Clone, Copy)]
+struct Axes {
+    axes: [(usize, usize); 2 + MAX_BATCH_AXES],
+    used: usize,
 }
 
-#[track_caller]
-fn check_extent(name: &str, len: usize, offset: usize, axes: &[(usize, usize)]) {
-    if let Some(last) = last_offset(name, offset, axes) {
-        assert!(last < len, "gemm: {name} reaches element {last} of {len}: offset {offset}, (extent, stride) {axes:?}");
+impl Axes {
+    #[inline]
+    fn new(rows: (usize, usize), cols: (usize, usize), batch: &[BatchAxis], stride: fn(&BatchAxis) -> usize) -> Self {
+        let mut axes = [(1, 0); 2 + MAX_BATCH_AXES];
+        axes[0] = rows;
+        axes[1] = cols;
+        for (to, axis) in axes[2..].iter_mut().zip(batch) {
+            *to = (axis.size, stride(axis));
+        }
+        Self { axes, used: 2 + batch.len() }
     }
-}
 
-/// Each axis must step over everything that the finer ones reach.
-#[track_caller]
-fn check_distinct(axes: &[(usize, usize)]) {
-    let mut sorted: Vec<_> = axes.iter().copied().filter(|&(extent, _)| extent > 1).collect();
-    sorted.sort_by_key(|&(_, stride)| stride);
-    let mut reach = 0;
-    for (extent, stride) in sorted {
-        assert!(stride > reach, "gemm: elements of C overlap: (extent, stride) {axes:?}");
-        reach += (extent - 1) * stride;
+    /// The offset of the last element, if it can be counted at all. No extent is 0.
+    #[inline]
+    fn last(&self, offset: usize) -> Option<usize> {
+        let mut last = offset;
+        for &(extent, stride) in &self.axes[..self.used] {
+            last = last.checked_add((extent - 1).checked_mul(stride)?)?;
+        }
+        Some(last)
+    }
+
+    #[cold]
+    fn describe(&self) -> String {
+        format!("(extent, stride) {:?}", &self.axes[..self.used])
+    }
+
+    #[track_caller]
+    #[inline]
+    fn check_inside(&self, name: &str, offset: usize, len: usize) {
+        match self.last(offset) {
+            Some(last) if last < len => {}
+            Some(last) => {
+                panic!("gemm: {name} reaches element {last} of {len}: offset {offset}, {}", self.describe())
+            }
+            None => panic!("gemm: {name} reaches past the address space: offset {offset}, {}", self.describe()),
+        }
+    }
+
+    /// Each axis must step over everything that the finer ones reach.
+    #[track_caller]
+    #[inline]
+    fn check_distinct(&self) {
+        let mut sorted = self.axes;
+        let sorted = &mut sorted[..self.used];
+        if self.used == 2 {
+            if sorted[0].1 > sorted[1].1 {
+                sorted.swap(0, 1);
+            }
+        } else {
+            sorted.sort_unstable_by_key(|&(_, stride)| stride);
+        }
+        let mut reach = 0;
+        for &mut (extent, stride) in sorted {
+            assert!(extent == 1 || stride > reach, "gemm: elements of C overlap: {}", self.describe());
+            reach += (extent - 1) * stride;
+        }
     }
 }
 
@@ -175,14 +215,16 @@ fn checked<E: Real>(
     if m == 0 || n == 0 || batch.iter().any(|axis| axis.size == 0) {
         return None;
     }
-    let axes = |matrix: [(usize, usize); 2], stride: fn(&BatchAxis) -> usize| -> Vec<_> {
-        matrix.into_iter().chain(batch.iter().map(|axis| (axis.size, stride(axis)))).collect()
-    };
-    check_extent("A", a.data.len(), a.offset, &axes([(m, a.row_stride), (k, a.col_stride)], |axis| axis.a_stride));
-    check_extent("B", b.data.len(), b.offset, &axes([(k, b.row_stride), (n, b.col_stride)], |axis| axis.b_stride));
-    let c_axes = axes([(m, c.row_stride), (n, c.col_stride)], |axis| axis.c_stride);
-    check_extent("C", c.data.len(), c.offset, &c_axes);
-    check_distinct(&c_axes);
+    assert!(batch.len() <= MAX_BATCH_AXES, "gemm: at most {MAX_BATCH_AXES} batch axes, found {}", batch.len());
+    if k > 0 {
+        let axes = Axes::new((m, a.row_stride), (k, a.col_stride), batch, |axis| axis.a_stride);
+        axes.check_inside("A", a.offset, a.data.len());
+        let axes = Axes::new((k, b.row_stride), (n, b.col_stride), batch, |axis| axis.b_stride);
+        axes.check_inside("B", b.offset, b.data.len());
+    }
+    let axes = Axes::new((m, c.row_stride), (n, c.col_stride), batch, |axis| axis.c_stride);
+    axes.check_inside("C", c.offset, c.data.len());
+    axes.check_distinct();
     Some(Product {
         level: level(),
         m,
@@ -244,6 +286,9 @@ pub fn gemm_batched<E: Real>(alpha: E, a: MatRef<E>, b: MatRef<E>, beta: E, c: M
     }
 }
 
+/// Multiply-adds up to which plain loops win.
+const PLAIN: usize = 64;
+
 /// From this many products on, a batch is parallel over its products instead of inside each.
 const PARALLEL_ITEMS: usize = 8;
 
@@ -299,12 +344,32 @@ impl<E: Real> Product<E> {
         // Rows of C are written as vectors.
         let by_columns = self.c_cs != 1 && self.c_rs == 1 && self.m > 1;
         let this = if (self.n == 1 && self.m > 1) || (by_columns && self.n > 1) { self.transposed() } else { self };
-        if vector::fits(&this) {
+        if this.m.saturating_mul(this.n).saturating_mul(this.k) <= PLAIN {
+            this.plain();
+        } else if vector::fits(&this) {
             vector::run(this, parallel);
         } else if tile::fits(&this) {
             tile::run(this, parallel);
         } else {
             blocked::run(this, parallel);
+        }
+    }
+
+    /// Loops as one would write them: nothing else is as fast for 2 x 3 x 4.
+    fn plain(self) {
+        for i in 0..self.m {
+            for j in 0..self.n {
+                let mut sum = E::ZERO;
+                for p in 0..self.k {
+                    // SAFETY: (i, p) and (p, j) are elements of A and B.
+                    sum += unsafe {
+                        *self.a.add(i * self.a_rs + p * self.a_cs) * *self.b.add(p * self.b_rs + j * self.b_cs)
+                    };
+                }
+                // SAFETY: (i, j) is an element of C.
+                let c = unsafe { &mut *self.c.add(i * self.c_rs + j * self.c_cs) };
+                *c = if self.beta == E::ZERO { self.alpha * sum } else { self.alpha * sum + self.beta * *c };
+            }
         }
     }
 

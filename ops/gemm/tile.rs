@@ -1,8 +1,10 @@
 //! The register tile, and products small enough to need no packing of A.
 
+#![expect(clippy::needless_range_loop, reason = "loops over the register tile, which the compiler unrolls")]
+
 use crate::simd::{Kernel, Lanes, Real};
 
-use super::pack::{self, with_scratch};
+use super::pack::{self, Room, with_scratch};
 use super::{KC, Product, for_pieces};
 
 /// Where a tile of C goes and how it is combined.
@@ -118,10 +120,13 @@ unsafe fn scatter<E: Real, L: Lanes<Elem = E>>(acc: L, alpha: L, beta: E, c: *mu
     }
 }
 
+/// So few rows that packing all of B would cost more than it saves.
+const IN_PLACE_ROWS: usize = 48;
+
 /// Whether to read A in place, packing B at most one sliver at a time.
 pub(super) fn fits<E: Real>(product: &Product<E>) -> bool {
     let &Product { m, n, k, .. } = product;
-    m < 16 || m.saturating_mul(n).saturating_mul(k) <= 64 * 64 * 64
+    m <= IN_PLACE_ROWS || m.saturating_mul(n).saturating_mul(k) <= 64 * 64 * 64
 }
 
 pub(super) fn run<E: Real>(product: Product<E>, parallel: bool) {
@@ -134,7 +139,7 @@ pub(super) fn run<E: Real>(product: Product<E>, parallel: bool) {
             // SAFETY: the level is one that level() returned; the sliver's room is as large as that of any level.
             unsafe { E::dispatch_at(product.level, InPlace { product, sliver }) }
         };
-        if product.b_cs == 1 { run(std::ptr::null_mut()) } else { with_scratch(KC * MAX_WIDTH, run) }
+        if product.b_cs == 1 { run(std::ptr::null_mut()) } else { with_scratch(Room::Inner, KC * MAX_WIDTH, run) }
     });
 }
 
@@ -176,7 +181,7 @@ unsafe fn in_place<E: Real, L: Lanes<Elem = E>, const H: usize, const V: usize>(
                 if b_cs == 1 {
                     (b, b_rs)
                 } else {
-                    pack::sliver::<E, L>(sliver, width, (b, b_rs, b_cs), depth, cols);
+                    pack::slivers::<E, L>(sliver, width, (b, b_rs, b_cs), depth, cols);
                     (sliver.cast_const(), width)
                 }
             };

@@ -1,8 +1,10 @@
 //! One row of C: bound by reading B once.
 
+#![expect(clippy::needless_range_loop, reason = "loops over a few registers, which the compiler unrolls")]
+
 use crate::simd::{Kernel, Lanes, Real};
 
-use super::pack::with_scratch;
+use super::pack::{Room, with_scratch};
 use super::{Product, for_pieces};
 
 /// Columns per piece.
@@ -16,7 +18,7 @@ pub(super) fn fits<E: Real>(product: &Product<E>) -> bool {
 
 pub(super) fn run<E: Real>(product: Product<E>, parallel: bool) {
     if product.a_cs != 1 && product.k > 1 {
-        return with_scratch(product.k, |a: *mut E| {
+        return with_scratch(Room::Outer, product.k, |a: *mut E| {
             for p in 0..product.k {
                 // SAFETY: the room is k elements, and A has k columns.
                 unsafe { *a.add(p) = *product.a.add(p * product.a_cs) };

@@ -28,7 +28,7 @@ macro_rules! avx2 {
     (
         $elem:ident, $register:ident, $lanes:literal, $mantissa:literal, $bits:ident, $signed:ident,
         arithmetic: $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $max:ident $min:ident,
-        memory: $splat:ident $load:ident $store:ident $maskload:ident $maskstore:ident,
+        memory: $splat:ident $load:ident $store:ident $maskload:ident,
         logic: $and:ident $or:ident $xor:ident $andnot:ident $cmp:ident $blend:ident $movemask:ident,
         integers: $to_int:ident $from_int:ident $isplat:ident $iadd:ident $isub:ident $shl:ident $shr:ident
     ) => {
@@ -101,7 +101,7 @@ macro_rules! avx2 {
             }
             #[inline(always)]
             unsafe fn store_partial_ptr(self, dst: *mut $elem, len: usize) {
-                x86!($maskstore(dst, first(len), self.0))
+                x86!(store_first!($elem, dst, len, self.0))
             }
 
             #[inline(always)]
@@ -176,6 +176,11 @@ macro_rules! avx2 {
             }
 
             #[inline(always)]
+            fn transpose(rows: &mut [Self; 16]) {
+                x86!(transpose!($elem, rows))
+            }
+
+            #[inline(always)]
             fn to_bits(self) -> __m256i {
                 x86!($to_int(self.0))
             }
@@ -234,12 +239,78 @@ macro_rules! halves {
     }};
 }
 
+/// First within the 128-bit blocks of four (two) rows, then the blocks.
+macro_rules! transpose {
+    (f32, $rows:ident) => {{
+        let mut columns = [$rows[0].0; 8];
+        for g in [0, 4] {
+            let [r0, r1, r2, r3] = [$rows[g].0, $rows[g + 1].0, $rows[g + 2].0, $rows[g + 3].0];
+            let (low01, high01) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (low23, high23) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            columns[g] = _mm256_shuffle_ps::<0b01_00_01_00>(low01, low23);
+            columns[g + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(low01, low23);
+            columns[g + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(high01, high23);
+            columns[g + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(high01, high23);
+        }
+        for c in 0..4 {
+            $rows[c] = Self(_mm256_permute2f128_ps::<0x20>(columns[c], columns[c + 4]));
+            $rows[c + 4] = Self(_mm256_permute2f128_ps::<0x31>(columns[c], columns[c + 4]));
+        }
+    }};
+    (f64, $rows:ident) => {{
+        let [r0, r1, r2, r3] = [$rows[0].0, $rows[1].0, $rows[2].0, $rows[3].0];
+        let (low01, high01) = (_mm256_unpacklo_pd(r0, r1), _mm256_unpackhi_pd(r0, r1));
+        let (low23, high23) = (_mm256_unpacklo_pd(r2, r3), _mm256_unpackhi_pd(r2, r3));
+        $rows[0] = Self(_mm256_permute2f128_pd::<0x20>(low01, low23));
+        $rows[1] = Self(_mm256_permute2f128_pd::<0x20>(high01, high23));
+        $rows[2] = Self(_mm256_permute2f128_pd::<0x31>(low01, low23));
+        $rows[3] = Self(_mm256_permute2f128_pd::<0x31>(high01, high23));
+    }};
+}
+
+/// Writes 4, 2 and 1 lanes as the bits of `len` say: masked stores are slow on AMD's cores.
+macro_rules! store_first {
+    (f32, $dst:ident, $len:ident, $x:expr) => {{
+        if $len == 8 {
+            return _mm256_storeu_ps($dst, $x);
+        }
+        let (mut dst, mut x) = ($dst, _mm256_castps256_ps128($x));
+        if $len & 4 != 0 {
+            _mm_storeu_ps(dst, x);
+            dst = dst.add(4);
+            x = _mm256_extractf128_ps::<1>($x);
+        }
+        if $len & 2 != 0 {
+            _mm_storeu_si64(dst.cast(), _mm_castps_si128(x));
+            dst = dst.add(2);
+            x = _mm_movehl_ps(x, x);
+        }
+        if $len & 1 != 0 {
+            _mm_store_ss(dst, x);
+        }
+    }};
+    (f64, $dst:ident, $len:ident, $x:expr) => {{
+        if $len == 4 {
+            return _mm256_storeu_pd($dst, $x);
+        }
+        let (mut dst, mut x) = ($dst, _mm256_castpd256_pd128($x));
+        if $len & 2 != 0 {
+            _mm_storeu_pd(dst, x);
+            dst = dst.add(2);
+            x = _mm256_extractf128_pd::<1>($x);
+        }
+        if $len & 1 != 0 {
+            _mm_store_sd(dst, x);
+        }
+    }};
+}
+
 pub(super) mod f32 {
     avx2! {
         f32, __m256, 8, 23, u32, i32,
         arithmetic: _mm256_add_ps _mm256_sub_ps _mm256_mul_ps _mm256_div_ps _mm256_fmadd_ps _mm256_sqrt_ps
             _mm256_max_ps _mm256_min_ps,
-        memory: _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_maskload_ps _mm256_maskstore_ps,
+        memory: _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_maskload_ps,
         logic: _mm256_and_ps _mm256_or_ps _mm256_xor_ps _mm256_andnot_ps _mm256_cmp_ps _mm256_blendv_ps
             _mm256_movemask_ps,
         integers: _mm256_castps_si256 _mm256_castsi256_ps _mm256_set1_epi32 _mm256_add_epi32 _mm256_sub_epi32
@@ -252,7 +323,7 @@ pub(super) mod f64 {
         f64, __m256d, 4, 52, u64, i64,
         arithmetic: _mm256_add_pd _mm256_sub_pd _mm256_mul_pd _mm256_div_pd _mm256_fmadd_pd _mm256_sqrt_pd
             _mm256_max_pd _mm256_min_pd,
-        memory: _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_maskload_pd _mm256_maskstore_pd,
+        memory: _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_maskload_pd,
         logic: _mm256_and_pd _mm256_or_pd _mm256_xor_pd _mm256_andnot_pd _mm256_cmp_pd _mm256_blendv_pd
             _mm256_movemask_pd,
         integers: _mm256_castpd_si256 _mm256_castsi256_pd _mm256_set1_epi64x _mm256_add_epi64 _mm256_sub_epi64

@@ -165,6 +165,11 @@ macro_rules! avx512 {
             }
 
             #[inline(always)]
+            fn transpose(rows: &mut [Self; 16]) {
+                x86!(transpose!($elem, rows))
+            }
+
+            #[inline(always)]
             fn to_bits(self) -> __m512i {
                 x86!($to_int(self.0))
             }
@@ -226,6 +231,47 @@ macro_rules! halves {
         let x = $op(x, _mm512_shuffle_f64x2::<0b01_00_11_10>(x, x));
         let x = $op(x, _mm512_shuffle_f64x2::<0b10_11_00_01>(x, x));
         _mm512_cvtsd_f64($op(x, _mm512_permute_pd::<0b0101_0101>(x)))
+    }};
+}
+
+/// First within the 128-bit blocks of four (two) rows, then the blocks: those at 0 and 2, then at 1 and 3.
+macro_rules! transpose {
+    (f32, $rows:ident) => {{
+        let mut columns = [$rows[0].0; 16];
+        for g in [0, 4, 8, 12] {
+            let [r0, r1, r2, r3] = [$rows[g].0, $rows[g + 1].0, $rows[g + 2].0, $rows[g + 3].0];
+            let (low01, high01) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpackhi_ps(r0, r1));
+            let (low23, high23) = (_mm512_unpacklo_ps(r2, r3), _mm512_unpackhi_ps(r2, r3));
+            columns[g] = _mm512_shuffle_ps::<0b01_00_01_00>(low01, low23);
+            columns[g + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(low01, low23);
+            columns[g + 2] = _mm512_shuffle_ps::<0b01_00_01_00>(high01, high23);
+            columns[g + 3] = _mm512_shuffle_ps::<0b11_10_11_10>(high01, high23);
+        }
+        for c in 0..4 {
+            let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
+            let (even01, odd01) = (_mm512_shuffle_f32x4::<0x88>(c0, c1), _mm512_shuffle_f32x4::<0xdd>(c0, c1));
+            let (even23, odd23) = (_mm512_shuffle_f32x4::<0x88>(c2, c3), _mm512_shuffle_f32x4::<0xdd>(c2, c3));
+            $rows[c] = Self(_mm512_shuffle_f32x4::<0x88>(even01, even23));
+            $rows[c + 4] = Self(_mm512_shuffle_f32x4::<0x88>(odd01, odd23));
+            $rows[c + 8] = Self(_mm512_shuffle_f32x4::<0xdd>(even01, even23));
+            $rows[c + 12] = Self(_mm512_shuffle_f32x4::<0xdd>(odd01, odd23));
+        }
+    }};
+    (f64, $rows:ident) => {{
+        let mut columns = [$rows[0].0; 8];
+        for g in [0, 2, 4, 6] {
+            columns[g] = _mm512_unpacklo_pd($rows[g].0, $rows[g + 1].0);
+            columns[g + 1] = _mm512_unpackhi_pd($rows[g].0, $rows[g + 1].0);
+        }
+        for c in 0..2 {
+            let [c0, c1, c2, c3] = [columns[c], columns[c + 2], columns[c + 4], columns[c + 6]];
+            let (even01, odd01) = (_mm512_shuffle_f64x2::<0x88>(c0, c1), _mm512_shuffle_f64x2::<0xdd>(c0, c1));
+            let (even23, odd23) = (_mm512_shuffle_f64x2::<0x88>(c2, c3), _mm512_shuffle_f64x2::<0xdd>(c2, c3));
+            $rows[c] = Self(_mm512_shuffle_f64x2::<0x88>(even01, even23));
+            $rows[c + 2] = Self(_mm512_shuffle_f64x2::<0x88>(odd01, odd23));
+            $rows[c + 4] = Self(_mm512_shuffle_f64x2::<0xdd>(even01, even23));
+            $rows[c + 6] = Self(_mm512_shuffle_f64x2::<0xdd>(odd01, odd23));
+        }
     }};
 }
 

@@ -187,6 +187,19 @@ pub trait Lanes:
         -(-self).reduce_max()
     }
 
+    /// Transposes a square: lane j of row i and lane i of row j change places, for the first `N` rows.
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; 16]) {
+        let before = *rows;
+        for (i, row) in rows.iter_mut().enumerate().take(Self::N) {
+            let mut column = [Self::Elem::ZERO; 16];
+            for (to, from) in column.iter_mut().zip(before) {
+                *to = from.to_array()[i];
+            }
+            *row = Self::load(&column);
+        }
+    }
+
     /// `e^self`: at most 1 ulp of error in f32 and f64, 2 without fused multiply-add; subnormal results included.
     #[inline(always)]
     fn exp(self) -> Self {

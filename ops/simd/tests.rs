@@ -339,6 +339,41 @@ fn lanes_reduce_by_halves_in_every_type() {
     lanes_reduce_by_halves::<f64>();
 }
 
+/// Square of N rows, row-major, transposed.
+struct Transposed<'a, E>(&'a [E], &'a mut [E]);
+
+impl<E: Real> Kernel<E> for Transposed<'_, E> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) -> usize {
+        let mut rows = [L::splat(E::ZERO); 16];
+        for (i, row) in rows.iter_mut().enumerate().take(L::N) {
+            *row = L::load(&self.0[i * L::N..]);
+        }
+        L::transpose(&mut rows);
+        for (i, row) in rows.iter().enumerate().take(L::N) {
+            row.store(&mut self.1[i * L::N..]);
+        }
+        L::N
+    }
+}
+
+fn squares_transpose<E: Real>() {
+    at_every_level(|level| {
+        let x: Vec<E> = (0..256).map(|i| E::from_f64(f64::from(i))).collect();
+        let mut y = vec![E::NAN; 256];
+        let n = E::dispatch(Transposed(&x, &mut y));
+        assert!((0..n * n).all(|i| y[i] == x[i % n * n + i / n]), "{level:?}: {y:?}");
+    });
+}
+
+#[test]
+fn squares_transpose_in_every_type() {
+    squares_transpose::<f32>();
+    squares_transpose::<f64>();
+}
+
 #[test]
 fn case_05_a_mean_of_twenty_million_ones_is_one() {
     let ones = vec![1.0f32; 20_000_000];
