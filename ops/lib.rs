@@ -15,6 +15,7 @@ mod registry;
 pub mod simd;
 #[doc(hidden)]
 pub mod testing;
+mod unit_rows;
 
 pub use cast::cast;
 pub use causal_attention::{AttentionOptions, attention, causal_attention};

@@ -59,7 +59,10 @@ pub struct BenchCase {
 
 /// The gradient-check cases of all operators.
 pub fn op_cases() -> Vec<OpCase> {
-    [crate::cast::cases(), crate::causal_attention::cases(), crate::gate_aggregate::cases()].into_iter().flatten().collect()
+    [crate::cast::cases(), crate::causal_attention::cases(), crate::gate_aggregate::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The benchmark cases of all operators.

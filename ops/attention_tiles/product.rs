@@ -205,7 +205,17 @@ mod tests {
         let (a, b, mut c) = (convert(&a), convert(&random(2, depth * stride)), convert(&random(3, rows * stride)));
         let before = c.clone();
         TileProduct {
-            rows, depth, columns, a: &a, a_strides, b: &b, b_stride: stride, c: &mut c, c_stride: stride, accumulate, band,
+            rows,
+            depth,
+            columns,
+            a: &a,
+            a_strides,
+            b: &b,
+            b_stride: stride,
+            c: &mut c,
+            c_stride: stride,
+            accumulate,
+            band,
         }
         .run();
         for r in 0..rows {
