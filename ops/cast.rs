@@ -40,7 +40,6 @@ impl Backward for CastBackward {
 
 /// Runs `f` on inputs of which the BF16 ones are widened to F32, and rounds its result back to BF16 when there were
 /// any: how operators without a BF16 kernel of their own take BF16 operands.
-#[allow(dead_code)] // until the first operator without a BF16 kernel
 pub(crate) fn widened(inputs: &[&Var], f: impl FnOnce(&[Var]) -> Var) -> Var {
     let narrow = inputs.iter().any(|x| x.dtype() == DType::BF16);
     let wide: Vec<Var> =

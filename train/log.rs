@@ -1,0 +1,193 @@
+//! The training log: one JSON object a line, complete on disk after every step.
+//!
+//! Numbers that JSON cannot hold (NaN, infinities) are written as `null` and read back as NaN, so every line is valid
+//! JSON for any reader. A run that was killed may leave a cut last line: reading passes over it, appending removes it.
+
+use crate::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// One step of one model. Unknown keys of a line are ignored when reading.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Which model, where several share a log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Optimiser steps done, this one included.
+    pub step: u64,
+    /// Training loss of the step's batch, nats a token.
+    #[serde(deserialize_with = "number")]
+    pub loss: f64,
+    /// Learning rate used in the step.
+    #[serde(deserialize_with = "number")]
+    pub lr: f64,
+    /// Global gradient norm before clipping.
+    #[serde(deserialize_with = "number")]
+    pub grad_norm: f64,
+    /// Target tokens seen since the start of training.
+    pub tokens: u64,
+    /// Tokens a second.
+    #[serde(deserialize_with = "number")]
+    pub tok_s: f64,
+    /// Validation loss, nats a token, on the steps that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_number")]
+    pub val_loss: Option<f64>,
+}
+
+fn number<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
+}
+
+// A validation loss that is there but null was NaN; one that is absent was not measured.
+fn some_number<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<f64>, D::Error> {
+    number(d).map(Some)
+}
+
+/// Writes records to a file, each line in one write.
+#[derive(Debug)]
+pub struct Writer {
+    file: File,
+    path: PathBuf,
+}
+
+impl Writer {
+    /// Starts a new log; an existing file is an error, never overwritten.
+    pub fn create(path: impl AsRef<Path>) -> Result<Writer> {
+        let path = path.as_ref();
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| Error::io("create the log", path, e))?;
+        Ok(Writer { file, path: path.to_owned() })
+    }
+
+    /// Goes on with a log (or starts it), after removing a last line that was cut.
+    pub fn append(path: impl AsRef<Path>) -> Result<Writer> {
+        let path = path.as_ref();
+        let open = |e| Error::io("open the log", path, e);
+        if path.exists() {
+            let bytes = std::fs::read(path).map_err(open)?;
+            let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+            let tail = &bytes[whole..];
+            if !tail.is_empty() {
+                let mut file = OpenOptions::new().append(true).open(path).map_err(open)?;
+                // Only the line end may be missing: then the record is kept, as `read` keeps it.
+                let complete = serde_json::from_slice::<Record>(tail).is_ok();
+                let mended = if complete { file.write_all(b"\n") } else { file.set_len(whole as u64) };
+                mended.map_err(open)?;
+            }
+        }
+        let file = OpenOptions::new().append(true).create(true).open(path).map_err(open)?;
+        Ok(Writer { file, path: path.to_owned() })
+    }
+
+    /// Adds one line and hands it to the system before it returns.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        let mut line = serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
+        line.push('\n');
+        // One unbuffered write: a line is never half there while the process lives.
+        self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write the log", &self.path, e))
+    }
+}
+
+/// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
+/// parse is an error which names the file, the line and the reason.
+pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
+    let path = path.as_ref();
+    let bytes = std::fs::read(path).map_err(|e| Error::io("read the log", path, e))?;
+    let mut records = Vec::new();
+    for (n, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        match serde_json::from_slice(line) {
+            Ok(record) => records.push(record),
+            Err(_) if !line.ends_with(b"\n") => {}
+            Err(e) => {
+                return Err(Error::new(format!("`{}` line {}: not a log record: {e}", path.display(), n + 1)));
+            }
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn record(step: u64) -> Record {
+        Record {
+            model: Some("tango".into()),
+            step,
+            loss: 1.0 / 3.0,
+            lr: 3e-4,
+            grad_norm: 0.1 + 0.2,
+            tokens: u64::MAX,
+            tok_s: 12_345.678,
+            val_loss: None,
+        }
+    }
+
+    #[test]
+    fn round_trip_is_exact_and_every_line_is_there_at_once() {
+        let dir = Scratch::new();
+        let path = dir.path().join("log.jsonl");
+        let mut log = Writer::create(&path).unwrap();
+        for step in 1..=3 {
+            log.write(&record(step)).unwrap();
+            assert_eq!(read(&path).unwrap(), (1..=step).map(record).collect::<Vec<_>>());
+        }
+        assert!(Writer::create(&path).unwrap_err().to_string().contains("log.jsonl"));
+        let line: serde_json::Value =
+            serde_json::from_str(std::fs::read_to_string(&path).unwrap().lines().next().unwrap()).unwrap();
+        let keys: Vec<_> = line.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys.len(), 7, "{keys:?}");
+        for key in ["step", "loss", "lr", "grad_norm", "tokens", "tok_s", "model"] {
+            assert!(keys.contains(&key), "{key}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_stay_valid_json() {
+        let dir = Scratch::new();
+        let path = dir.path().join("log.jsonl");
+        let bad = Record { loss: f64::NAN, grad_norm: f64::INFINITY, val_loss: Some(f64::NAN), ..record(1) };
+        Writer::create(&path).unwrap().write(&bad).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(line["loss"].is_null() && line["grad_norm"].is_null());
+        let back = &read(&path).unwrap()[0];
+        assert!(back.loss.is_nan() && back.grad_norm.is_nan() && back.val_loss.unwrap().is_nan());
+    }
+
+    #[test]
+    fn a_cut_last_line_is_passed_over_and_removed_by_append() {
+        let dir = Scratch::new();
+        let path = dir.path().join("log.jsonl");
+        let whole = serde_json::to_string(&record(1)).unwrap() + "\n";
+        for cut in 1..whole.len() - 1 {
+            std::fs::write(&path, format!("{whole}{}", &whole[..cut])).unwrap();
+            assert_eq!(read(&path).unwrap(), [record(1)], "cut at {cut}");
+        }
+        Writer::append(&path).unwrap().write(&record(2)).unwrap();
+        assert_eq!(read(&path).unwrap(), [record(1), record(2)]);
+        std::fs::write(&path, whole.trim_end()).unwrap();
+        Writer::append(&path).unwrap().write(&record(2)).unwrap();
+        assert_eq!(read(&path).unwrap(), [record(1), record(2)]);
+        let fresh = dir.path().join("fresh.jsonl");
+        Writer::append(&fresh).unwrap().write(&record(7)).unwrap();
+        assert_eq!(read(&fresh).unwrap(), [record(7)]);
+    }
+
+    #[test]
+    fn a_bad_line_in_the_middle_is_an_error_with_its_number() {
+        let dir = Scratch::new();
+        let path = dir.file("log.jsonl", "{\"step\": 1}\n");
+        let e = read(&path).unwrap_err().to_string();
+        assert!(e.contains("log.jsonl") && e.contains("line 1") && e.contains("loss"), "{e}");
+    }
+}
