@@ -54,6 +54,7 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
     cols: usize,
 ) {
     let full = cols / width;
+    let whole = width.next_multiple_of(L::N);
     // SAFETY: every access is to row p < depth and column j < cols of the source, or inside the slivers.
     unsafe {
         if j_stride == 1 {
@@ -65,7 +66,13 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
                     let row = src.add(p * p_stride + first * width);
                     let place = dst.add(first * width * depth + p * width);
                     for s in 0..count {
-                        copy::<E, L>(row.add(s * width), place.add(s * width * depth), width);
+                        let (from, to) = (row.add(s * width), place.add(s * width * depth));
+                        // Whole vectors where what they read is there, and what they overwrite is still to come.
+                        if p + 1 < depth && (first + s) * width + whole <= cols {
+                            copy::<E, L>(from, to, whole);
+                        } else {
+                            copy::<E, L>(from, to, width);
+                        }
                     }
                 }
                 first += count;

@@ -106,14 +106,22 @@ impl Constants for f64 {
     const MANTISSA_MASK: u64 = 0x000f_ffff_ffff_ffff;
 }
 
+/// Horner's scheme for the odd and the even powers apart: two short chains of dependent steps instead of a long one.
 #[inline(always)]
 fn polynomial<L: Lanes>(coefficients: &'static [L::Elem], x: L) -> L {
     let last = coefficients.len() - 1;
-    let mut sum = L::splat(coefficients[last]);
-    for i in (0..last).rev() {
-        sum = sum.mul_add(x, L::splat(coefficients[i]));
+    let square = x * x;
+    let mut upper = L::splat(coefficients[last]);
+    let mut lower = L::splat(coefficients[last - 1]);
+    for i in (0..last - 1).rev() {
+        let next = L::splat(coefficients[i]);
+        if (last - i) % 2 == 0 {
+            upper = upper.mul_add(square, next);
+        } else {
+            lower = lower.mul_add(square, next);
+        }
     }
-    sum
+    if last % 2 == 1 { upper.mul_add(x, lower) } else { lower.mul_add(x, upper) }
 }
 
 /// For `x` in range: `n + MAGIC`, and `q` with `e^x = 2^n (1 + q)`.
