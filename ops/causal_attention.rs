@@ -172,14 +172,15 @@ impl Backward for AttentionBackward {
         saved
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 3]) -> Vec<Option<Tensor>> {
+        fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
             let (out, dout) = (Rows::new(&out), Rows::new(dout));
             let up = Upstream { dout, gate: None, out, lse: lse.as_slice::<E>() };
-            plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs)).into()
+            let [dq, dk, dv, _] = plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs));
+            vec![dq, dk, dv]
         }
         let dout = Rows::<f32>::prepare(&dout);
-        let needs = [needs[0], needs[1], needs[2]];
+        let needs = [needs[0], needs[1], needs[2], false];
         match dout.dtype() {
             DType::F64 => gradients::<f64>(*self, &dout, needs),
             _ => gradients::<f32>(*self, &dout, needs),
@@ -281,11 +282,12 @@ mod tests {
     use kumiki_tensor::{Rng, concat, threads::with_threads};
     use proptest::prelude::*;
 
-    fn chain(dims: [usize; 6], options: &AttentionOptions, seed: u64, differences: bool) {
+    fn chain(dims: [usize; 6], options: &AttentionOptions, seed: u64, differences: bool, f32_tolerance: f64) {
         let [b, tq, tk, h, k, g] = dims;
         let mut chain =
             Chain::new("attention", seed, &[("q", &[b, tq, h, k]), ("k", &[b, tk, h, k]), ("v", &[b, tk, h, g])]);
         chain.differences = differences;
+        chain.f32_tolerance = f32_tolerance;
         let mask = options.key_mask.as_ref().map(Tensor::to_f64_vec);
         let scale = options.scale.unwrap_or((k as f64).powf(-0.5));
         chain.run(
@@ -317,9 +319,10 @@ mod tests {
         ) {
             let key_mask = masked.then(|| random_mask(b, tq + more, seed));
             let keys = |b: usize| key_mask.as_ref().map_or(tq + more, |m| m.select(0, b).to_f64_vec().iter().sum::<f64>() as usize);
-            // Where every query sees at most one key, gradients of q and k are 0: nothing to be relative to.
+            // In random tiny shapes gradients are at times small differences of large terms, hence the tolerance of the
+            // golden files for f32. Where every query sees at most one key, gradients of q and k are 0: nothing to be relative to.
             prop_assume!((0..b).any(|b| keys(b) > 1));
-            chain([b, tq, tq + more, h, k, g], &AttentionOptions { causal, key_mask, scale: None }, seed, true);
+            chain([b, tq, tq + more, h, k, g], &AttentionOptions { causal, key_mask, scale: None }, seed, true, 2e-4);
         }
     }
 
@@ -336,19 +339,19 @@ mod tests {
                 AttentionOptions { scale: Some(0.3), ..AttentionOptions::default() },
                 AttentionOptions { key_mask, ..AttentionOptions::causal() },
             ] {
-                chain(dims, &options, seed as u64, false);
+                chain(dims, &options, seed as u64, false, 2e-5);
             }
         }
         // More queries than keys only makes sense without order.
-        chain([1, 200, 3, 2, 4, 5], &AttentionOptions::default(), 9, false);
+        chain([1, 200, 3, 2, 4, 5], &AttentionOptions::default(), 9, false, 2e-5);
     }
 
     #[test]
     fn every_level_agrees_with_plain_loops() {
         for level in Level::available() {
             with_level(level, || {
-                chain([2, 130, 130, 2, 5, 19], &AttentionOptions::causal(), 3, false);
-                chain([1, 7, 9, 1, 3, 3], &AttentionOptions::default().with_key_lengths(&[4], 9), 3, true);
+                chain([2, 130, 130, 2, 5, 19], &AttentionOptions::causal(), 3, false, 2e-5);
+                chain([1, 7, 9, 1, 3, 3], &AttentionOptions::default().with_key_lengths(&[4], 9), 3, true, 2e-5);
             });
         }
     }

@@ -18,13 +18,13 @@
 //! Source: TANGO, "cross-token gated residual" (2026).
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, threads};
+use kumiki_tensor::{DType, Tensor};
 
 use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream};
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
 use crate::registry::{BenchCase, OpCase};
-use crate::simd::{Binary, Lanes, Real, map_binary};
+use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
 
 /// `q` `[B, T_q, H, K]`, `k` `[B, T_k, H, K]`, `g` `[B, T_k, H, G]`, `tau` `[H]` above 0, to `[B, T_q, H, G]`. With
@@ -161,9 +161,7 @@ impl Backward for GateAggregateBackward {
 
 fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
     let GateAggregateBackward { q, k, g, tau, v, gate, lse, .. } = saved;
-    let flat = dout.shape();
     let dout_heads = Rows::<E>::prepare(&dout.reshape(gate.shape()));
-    let dv = (v.is_some() && needs[4]).then(|| product::<E>(&dout_heads, &gate).reshape(flat));
     let operands = [q, k, g];
     let tau = tau.to_vec::<E>();
     let up = Upstream {
@@ -172,37 +170,18 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[boo
         out: Rows::new(&gate),
         lse: lse.as_slice::<E>(),
     };
-    let wanted = [needs[0] || needs[3], needs[1], needs[2]];
-    let [dq, dk, dg] = if wanted.contains(&true) {
-        with_problem(&operands, &tau, |p| attention_tiles::backward(p, &up, wanted))
-    } else {
-        [None, None, None]
-    };
+    let wanted = [needs[0] || needs[3], needs[1], needs[2], v.is_some() && needs[4]];
+    let [dq, dk, dg, dv] = with_problem(&operands, &tau, |p| attention_tiles::backward(p, &up, wanted));
     let (dq, dtau) = dq.map(|dq| unit_rows_backward(&operands[0], dq, Some(&tau))).unzip();
     let dk = dk.map(|dk| unit_rows_backward::<E>(&operands[1], dk, None).0);
     let mut grads = vec![dq, dk, dg, dtau];
-    grads.extend(v.is_some().then_some(dv));
+    grads.extend(v.map(|_| dv.map(|dv| dv.reshape(dout.shape()))));
     grads
 }
 
-/// `a ⊙ b`, contiguous.
-fn product<E: Number>(a: &Tensor, b: &Tensor) -> Tensor {
-    struct Product;
-    impl<E: Real> Binary<E> for Product {
-        #[inline(always)]
-        fn apply<L: Lanes<Elem = E>>(&self, x: L, y: L) -> L {
-            x * y
-        }
-    }
-    const CHUNK: usize = 16 * 1024;
-    let (a, b) = (a.contiguous(), b.contiguous());
-    let (x, y) = (a.as_slice::<E>(), b.as_slice::<E>());
-    let mut out = Tensor::empty(E::DTYPE, a.shape());
-    threads::parallel_chunks_mut(out.as_mut_slice::<E>(), CHUNK, CHUNK, |i, piece| {
-        let range = i * CHUNK..i * CHUNK + piece.len();
-        map_binary(&Product, &x[range.clone()], &y[range], piece);
-    });
-    out
+/// Normalising is singular at 0: differences see it from too near.
+fn away_from_zero(x: f64) -> f64 {
+    x + 0.5_f64.copysign(x)
 }
 
 pub(crate) fn cases() -> Vec<OpCase> {
@@ -216,6 +195,8 @@ pub(crate) fn cases() -> Vec<OpCase> {
             Some(v) => gate_aggregate_mul(&x[0], &x[1], &x[2], &x[3], v),
             None => gate_aggregate(&x[0], &x[1], &x[2], &x[3]),
         })
+        .map_input(0, away_from_zero)
+        .map_input(1, away_from_zero)
         .map_input(3, f64::exp)
     };
     vec![
@@ -278,14 +259,18 @@ mod tests {
         y
     }
 
-    fn chain(dims: [usize; 6], gated: Option<bool>, seed: u64, tau: impl Fn(f64) -> f64, differences: bool) {
+    fn chain(dims: [usize; 6], gated: Option<bool>, seed: u64, differences: bool, f32_tolerance: f64) {
         let [b, tq, tk, h, k, g] = dims;
         let v: &[usize] = if gated == Some(true) { &[b, tq, h * g] } else { &[b, tq, h, g] };
         let shapes: [(&str, &[usize]); 5] =
             [("q", &[b, tq, h, k]), ("k", &[b, tk, h, k]), ("g", &[b, tk, h, g]), ("tau", &[h]), ("v", v)];
         let shapes = if gated.is_some() { &shapes[..] } else { &shapes[..4] };
-        let mut chain = Chain::new("gate_aggregate", seed, shapes).map_input(3, tau);
+        let mut chain = Chain::new("gate_aggregate", seed, shapes)
+            .map_input(0, away_from_zero)
+            .map_input(1, away_from_zero)
+            .map_input(3, |x| (0.3 * x + 1.0).exp());
         chain.differences = differences;
+        chain.f32_tolerance = f32_tolerance;
         chain.run(
             |_, x| match x.get(4) {
                 Some(v) => gate_aggregate_mul(&x[0], &x[1], &x[2], &x[3], v),
@@ -302,8 +287,10 @@ mod tests {
             (b, tq, more, h) in (1usize..3, 1usize..12, 0usize..6, 1usize..3), (k, g) in (2usize..10, 1usize..10),
             gated in any::<Option<bool>>(), seed in any::<u64>(),
         ) {
-            prop_assume!(tq + more > 1); // with one key the gradients of q and k are 0
-            chain([b, tq, tq + more, h, k, g], gated, seed, |x| (0.3 * x + 1.0).exp(), true);
+            // With one key the gradients of q and k are 0. In random tiny shapes they are at times small differences of
+            // large terms, hence the tolerance of the golden files for f32.
+            prop_assume!(tq + more > 1);
+            chain([b, tq, tq + more, h, k, g], gated, seed, true, 2e-4);
         }
     }
 
@@ -314,7 +301,7 @@ mod tests {
                 .into_iter()
                 .enumerate()
         {
-            chain(dims, Some(true), seed as u64, |x| (0.3 * x + 1.0).exp(), false);
+            chain(dims, Some(true), seed as u64, false, 2e-5);
         }
     }
 
@@ -331,20 +318,21 @@ mod tests {
     fn every_tau_gives_the_softmax() {
         for tau in [1e-3, 29.0, 31.0, 299.0, 301.0] {
             let [b, t, h, k, g] = [1, 9, 2, 3, 4];
-            let mut chain = Chain::new(
-                "gate_aggregate",
-                1,
-                &[("q", &[b, t, h, k]), ("k", &[b, t, h, k]), ("g", &[b, t, h, g]), ("tau", &[h])],
-            )
-            .map_input(3, |_| tau);
-            // An error of 1 ulp in `q̂·k̂` moves a weight by `tau` ulps.
-            chain.f32_tolerance = 2e-5_f64.max(tau * 1e-6);
-            chain.bf16_tolerance = None;
-            chain.differences = false;
-            let operator = |_: &Tape, x: &[Var]| gate_aggregate(&x[0], &x[1], &x[2], &x[3]);
-            chain.run(operator, |x| naive_gate([b, t, t, h, k, g], x));
+            let mut x = inputs(DType::F64, [b, t, h, k, g]);
+            x[3] = Tensor::full(DType::F64, &[h], tau);
+            let values = |x: &[Tensor; 4]| {
+                gate_aggregate(&x[0].clone().into(), &x[1].clone().into(), &x[2].clone().into(), &x[3].clone().into())
+                    .value()
+                    .to_f64_vec()
+            };
+            let expected = naive_gate([b, t, t, h, k, g], &x.clone().map(|x| x.to_f64_vec()));
+            assert_eq!(difference(&values(&x), &expected, 1e-10), None, "tau {tau}");
+            // A rounding of `q̂·k̂` moves a score by `tau` roundings.
+            let single = x.clone().map(|x| x.cast(DType::F32));
+            assert_eq!(difference(&values(&single), &expected, 2e-5_f64.max(tau * 2e-6)), None, "tau {tau}");
+            let named = [("q", x[0].clone()), ("k", x[1].clone()), ("g", x[2].clone()), ("tau", x[3].clone())];
             let check = GradCheck { step: 1e-3 / tau.max(1.0), ..GradCheck::default() };
-            check.run(&chain.inputs, &[], operator).assert_below(1e-6);
+            check.run(&named, &[], |_, x| gate_aggregate(&x[0], &x[1], &x[2], &x[3])).assert_below(1e-6);
         }
         let opposite = |sign: f32| Tensor::from_fn::<f32>(&[1, 3, 1, 2], |_| sign);
         for tau in [20.0f32, 1e3] {

@@ -13,8 +13,7 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxGradient;
 use super::{
-    Band, CopyRows, KEYS, Number, Problem, QUERIES, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows,
-    fill_masked, leading,
+    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading, tile_queries,
 };
 use crate::simd;
 
@@ -35,22 +34,24 @@ pub(crate) struct Upstream<'a, E> {
     pub lse: &'a [E],
 }
 
-/// The gradients of `q`, `k` and `v` as far as they are needed.
-pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 3]) -> [Option<Tensor>; 3] {
+/// The gradients of `q`, `k`, `v` and the gate as far as they are needed.
+pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 4]) -> [Option<Tensor>; 4] {
     let blocks = key_blocks(p);
     let (queries, keys) = ([p.batch, p.queries, p.heads], [p.batch, p.keys, p.heads]);
     let tensor = |[b, t, h]: [usize; 3], width: usize| Tensor::empty(E::DTYPE, &[b, t, h, width]);
     let mut dq = needs[0].then(|| tensor([blocks.len() * queries[0], queries[1], queries[2]], p.k.width));
     let mut dk = needs[1].then(|| tensor(keys, p.k.width));
     let mut dv = needs[2].then(|| tensor(keys, p.v.width));
-    let outputs = [&mut dq, &mut dk, &mut dv].map(|t| t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())));
+    let mut dgate = needs[3].then(|| tensor(queries, p.v.width));
+    let outputs =
+        [&mut dq, &mut dk, &mut dv, &mut dgate].map(|t| t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())));
     let cost = p.queries * p.keys * (p.k.width + p.v.width);
     threads::parallel_for(p.batch * p.heads * blocks.len(), cost, |task| {
         let (head, block) = (task / blocks.len(), task % blocks.len());
-        key_block(p, up, head / p.heads, head % p.heads, block, blocks[block].clone(), &outputs);
+        key_block(p, up, (head / p.heads, head % p.heads), block, blocks[block].clone(), &outputs);
     });
     drop(outputs);
-    [dq.map(|dq| summed::<E>(dq, p, blocks.len())), dk, dv]
+    [dq.map(|dq| summed::<E>(dq, p, blocks.len())), dk, dv, dgate]
 }
 
 /// Cuts the keys so that every block has about as many visible pairs, by shape alone.
@@ -94,7 +95,7 @@ fn summed<E: Number>(parts: Tensor, p: &Problem<E>, blocks: usize) -> Tensor {
     dq
 }
 
-/// What one task holds, all of it in tiles but for `dk` and `dv` of its block.
+/// What one task holds: a tile of queries, a tile of pairs, and its block of keys.
 struct Buffers<'a, E> {
     /// Packed queries: transposed, and as rows; both times `scale`.
     q_t: &'a mut [E],
@@ -106,8 +107,10 @@ struct Buffers<'a, E> {
     delta: &'a mut [E],
     weights: &'a mut [E],
     slopes: &'a mut [E],
-    k: &'a mut [E],
     dq: &'a mut [E],
+    /// Keys and values of the block, and their gradients.
+    k: &'a mut [E],
+    v: &'a mut [E],
     dk: &'a mut [E],
     dv: &'a mut [E],
 }
@@ -115,50 +118,55 @@ struct Buffers<'a, E> {
 fn key_block<E: Number>(
     p: &Problem<E>,
     up: &Upstream<E>,
-    batch: usize,
-    head: usize,
+    (batch, head): (usize, usize),
     block: usize,
     range: Range<usize>,
-    [dq_out, dk_out, dv_out]: &[Option<SharedRows<E>>; 3],
+    [dq_out, dk_out, dv_out, dgate_out]: &[Option<SharedRows<E>>; 4],
 ) {
     let (width, values) = (p.k.width, p.v.width);
-    let stride = leading::<E>(QUERIES.min(p.queries));
     let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
-    let (queries, keys) = (QUERIES.min(p.queries), KEYS.min(range.len()));
+    let size = tile_queries::<E>(p.queries, 2 * (KEYS + k_stride + v_stride));
+    let (stride, keys) = (leading::<E>(size), KEYS.min(range.len()));
     let sizes = [
         width * stride,
-        queries * k_stride,
+        size * k_stride,
         values * stride,
-        queries * v_stride,
+        size * v_stride,
         stride,
         stride,
         keys * stride,
         keys * stride,
-        keys * k_stride,
-        queries * k_stride,
+        size * k_stride,
+        range.len() * k_stride,
+        range.len() * v_stride,
         range.len() * k_stride,
         range.len() * v_stride,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q_t, q, dout_t, dout, lse, delta, weights, slopes, k, dq, dk, dv] = scratch.parts::<E, 12>(sizes);
+    let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv] = scratch.parts::<E, 13>(sizes);
     dk.fill(E::ZERO);
     dv.fill(E::ZERO);
-    let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, k, dq, dk, dv };
+    p.copy_keys(&p.k, (batch, head), range.clone(), k, k_stride);
+    p.copy_keys(&p.v, (batch, head), range.clone(), v, v_stride);
+    let needs = [dq_out, dk_out, dv_out].map(Option::is_some);
+    let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
 
-    for i in (0..p.queries).step_by(QUERIES) {
-        let queries = QUERIES.min(p.queries - i);
+    for i in (0..p.queries).step_by(size) {
+        let queries = size.min(p.queries - i);
         buffers.dq.fill(E::ZERO);
         let seen = i + queries > first_query(p, range.start) && !range.is_empty();
-        if seen {
-            buffers.pack(p, up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride });
+        // All queries pass by the first block.
+        let dgate = dgate_out.as_ref().filter(|_| block == 0);
+        if seen || dgate.is_some() {
+            buffers.pack(p, up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride }, dgate);
         }
-        for j in range.clone().step_by(KEYS).take_while(|_| seen) {
+        for j in range.clone().step_by(KEYS).take_while(|_| seen && needs.contains(&true)) {
             let keys = KEYS.min(range.end - j);
             let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
             if tile.diagonal + (queries as isize) <= 0 {
                 break;
             }
-            buffers.pair(p, tile, j - range.start, [dq_out, dk_out, dv_out].map(Option::is_some));
+            buffers.pair(p, tile, j - range.start, needs);
         }
         if let Some(out) = dq_out {
             for (c, row) in buffers.dq.chunks_exact(k_stride).take(queries).enumerate() {
@@ -180,28 +188,33 @@ fn key_block<E: Number>(
 }
 
 impl<E: Number> Buffers<'_, E> {
-    /// Copies a tile of queries with all that belongs to it.
-    fn pack(&mut self, p: &Problem<E>, up: &Upstream<E>, Tile { batch, head, i, queries, stride, .. }: Tile) {
+    /// Copies a tile of queries with all that belongs to it, and writes their gradient of the gate where it is wanted.
+    fn pack(
+        &mut self,
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        Tile { batch, head, i, queries, stride, .. }: Tile,
+        dgate: Option<&SharedRows<E>>,
+    ) {
         let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
-        let rows = |x: &Rows<E>, out: &mut [E], stride: usize| {
-            if x.width > 0 {
-                let (from, step) = (x.from(batch, i, head), x.time_stride());
-                CopyRows { from, step, width: x.width, count: queries, out, stride }.run();
-            }
-        };
-        rows(&p.q, self.q, k_stride);
+        p.q.copy(batch, i, head, queries, self.q, k_stride);
         self.q.iter_mut().for_each(|x| *x *= p.scale);
         let transpose = |from: &[E], step: usize, width: usize, out: &mut [E]| {
             TransposeRows { from, step, width, count: queries, factor: E::ONE, out, stride }.run();
         };
         transpose(self.q, k_stride, p.k.width, self.q_t);
-        rows(&up.dout, self.dout, v_stride);
+        up.dout.copy(batch, i, head, queries, self.dout, v_stride);
         for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
-            let dout = &mut dout[..p.v.width];
+            let (dout, out) = (&mut dout[..p.v.width], up.out.row(batch, i + c, head));
+            if let Some(dgate) = dgate {
+                // SAFETY: the task of this head's first block alone has these queries.
+                let dgate = unsafe { dgate.row_mut((batch * p.queries + i + c) * p.heads + head, p.v.width) };
+                dgate.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
+            }
             if let Some(gate) = &up.gate {
                 dout.iter_mut().zip(gate.row(batch, i + c, head)).for_each(|(y, &g)| *y *= g);
             }
-            self.delta[c] = simd::dot(dout, up.out.row(batch, i + c, head));
+            self.delta[c] = simd::dot(dout, out);
         }
         transpose(self.dout, v_stride, p.v.width, self.dout_t);
         self.delta[queries..].fill(E::ZERO);
@@ -218,12 +231,10 @@ impl<E: Number> Buffers<'_, E> {
         let Tile { queries, keys, stride, diagonal, .. } = tile;
         let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
         let need_slopes = need_q || need_k;
-        p.scores(tile, self.q_t, self.weights);
+        let (k, v) = (&self.k[at * k_stride..], &self.v[at * v_stride..]);
+        p.scores((k, k_stride), tile, self.q_t, self.weights);
         if need_slopes {
-            p.transposed_product(&p.v, tile, self.dout_t, self.slopes);
-            if let Some(mask) = mask {
-                fill_masked(mask, self.slopes, stride, E::ZERO);
-            }
+            tile.transposed_product((v, v_stride), p.v.width, self.dout_t, self.slopes);
         }
         SoftmaxGradient {
             scores: self.weights,
@@ -259,14 +270,13 @@ impl<E: Number> Buffers<'_, E> {
             per_key(self.slopes, self.q, self.dk, k_stride, p.k.width);
         }
         if need_q {
-            p.copy_keys(&p.k, tile, self.k, k_stride);
             TileProduct {
                 rows: queries,
                 depth: keys,
                 columns: p.k.width,
                 a: self.slopes,
                 a_strides: (1, stride),
-                b: self.k,
+                b: k,
                 b_stride: k_stride,
                 c: self.dq,
                 c_stride: k_stride,

@@ -1,10 +1,12 @@
 //! The forward pass: one task per batch entry, head and tile of queries; keys stream past it.
 
+use std::ops::Range;
+
 use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
 use super::{
-    Band, KEYS, Number, Problem, QUERIES, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading,
+    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading, tile_queries,
 };
 
 /// What the forward pass gives.
@@ -24,16 +26,18 @@ pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: b
     let mut out = (keep || gate.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
     let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
     let mut lse = Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]);
-    let tiles = p.queries.div_ceil(QUERIES);
+    let size = tile_queries::<E>(p.queries, KEYS + leading::<E>(p.v.width));
+    let tiles = p.queries.div_ceil(size);
     let outputs = Outputs {
         out: out.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         lse: SharedRows::new(lse.as_mut_slice::<E>()),
     };
-    let cost = QUERIES.min(p.queries) * p.keys * (p.k.width + p.v.width);
+    let cost = size * p.keys * (p.k.width + p.v.width);
     threads::parallel_for(p.batch * p.heads * tiles, cost, |task| {
         let (head, tile) = (task / tiles, task % tiles);
-        query_tile(p, gate, head / p.heads, head % p.heads, tile * QUERIES, &outputs);
+        let i = tile * size;
+        query_tile(p, gate, (head / p.heads, head % p.heads), i..p.queries.min(i + size), &outputs);
     });
     drop(outputs);
     Attended { out, gated, lse }
@@ -48,12 +52,11 @@ struct Outputs<'a, E> {
 fn query_tile<E: Number>(
     p: &Problem<E>,
     gate: Option<&Rows<E>>,
-    batch: usize,
-    head: usize,
-    i: usize,
+    (batch, head): (usize, usize),
+    range: Range<usize>,
     outputs: &Outputs<E>,
 ) {
-    let queries = QUERIES.min(p.queries - i);
+    let (i, queries) = (range.start, range.len());
     let (stride, v_stride) = (leading::<E>(queries), leading::<E>(p.v.width));
     let key_rows = KEYS.min(p.keys);
     let sizes =
@@ -76,7 +79,7 @@ fn query_tile<E: Number>(
         if p.mask(batch, j..j + keys).is_some_and(|mask| !mask.contains(&true)) {
             continue;
         }
-        p.scores(tile, q, scores);
+        p.scores((p.k.from(batch, j, head), p.k.time_stride()), tile, q, scores);
         SoftmaxStep { scores, stride, keys, queries, diagonal: tile.diagonal, fixed, shift, sum, factor }.run();
         if started && !fixed {
             for (row, &factor) in acc.chunks_exact_mut(v_stride).zip(&*factor) {
@@ -85,7 +88,7 @@ fn query_tile<E: Number>(
                 }
             }
         }
-        p.copy_keys(&p.v, tile, v, v_stride);
+        p.copy_keys(&p.v, (batch, head), j..j + keys, v, v_stride);
         TileProduct {
             rows: queries,
             depth: keys,

@@ -1,7 +1,7 @@
 //! Softmax attention in tiles, forward and backward: what `causal_attention`, `attention` and `gate_aggregate` share.
 //!
 //! For every batch entry and head, `p_ij = softmax_j(scale · q_i·k_j)` over the visible keys and `out_i = Σ_j p_ij v_j`.
-//! A query that sees no key gets 0. Scores exist only as tiles of [`QUERIES`] × [`KEYS`], and transposed (keys in rows):
+//! A query that sees no key gets 0. Scores exist only as tiles of [`KEYS`] × [`tile_queries`], keys in rows:
 //! - `Sᵀ = K·Qᵀ` needs one transposed copy per query tile, and reads keys in place;
 //! - a query is a lane, so that softmax needs no step across lanes;
 //! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
@@ -16,6 +16,7 @@ mod product;
 mod softmax;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use kumiki_tensor::{Element, Tensor};
 
@@ -25,10 +26,18 @@ pub(crate) use backward::{Upstream, backward};
 pub(crate) use forward::{Attended, forward};
 use product::{Band, TileProduct, leading};
 
-/// Queries of a tile: a multiple of every block height and width of the product kernel (6, 8, 16, 32, 48).
-const QUERIES: usize = 96;
-/// Keys of a tile.
+/// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.
 const KEYS: usize = 96;
+/// What the tiles of a task may take of the second-level cache.
+const TILE_BYTES: usize = 256 * 1024;
+
+/// Queries of a tile, when each needs `elements` in a task's tiles: many, because keys and values are read once per
+/// tile, and from pages all over the place.
+fn tile_queries<E>(queries: usize, elements: usize) -> usize {
+    let most = (TILE_BYTES / (elements * size_of::<E>())).clamp(96, 384);
+    let tiles = queries.div_ceil(most).max(1);
+    queries.div_ceil(tiles).next_multiple_of(48).min(queries).max(1)
+}
 
 /// f32 or f64, as an element and as lanes.
 pub(crate) trait Number: Real + Element {}
@@ -69,6 +78,14 @@ impl<'a, E: Number> Rows<'a, E> {
     fn time_stride(&self) -> usize {
         self.strides[1]
     }
+
+    /// Copies `count` rows of a head to rows of `stride` elements.
+    fn copy(&self, batch: usize, time: usize, head: usize, count: usize, out: &mut [E], stride: usize) {
+        if self.width > 0 && count > 0 {
+            let (from, step) = (self.from(batch, time, head), self.time_stride());
+            CopyRows { from, step, width: self.width, count, out, stride }.run();
+        }
+    }
 }
 
 /// What to attend to and how.
@@ -100,53 +117,31 @@ impl<E: Number> Problem<'_, E> {
     }
 
     /// The mask of a range of keys of a batch entry; `None` when all may be seen.
-    fn mask(&self, batch: usize, keys: std::ops::Range<usize>) -> Option<&[bool]> {
+    fn mask(&self, batch: usize, keys: Range<usize>) -> Option<&[bool]> {
         let mask = &self.key_mask?[batch * self.keys..][keys];
         mask.contains(&false).then_some(mask)
     }
 
-    /// `Sᵀ` of a tile of keys and a packed tile of queries; scores of masked keys are -inf.
-    fn scores(&self, tile: Tile, packed: &[E], scores: &mut [E]) {
-        self.transposed_product(&self.k, tile, packed, scores);
+    /// `Sᵀ` of the tile's keys (in rows so far apart) and its packed queries; scores of masked keys are -inf.
+    fn scores(&self, keys: (&[E], usize), tile: Tile, packed: &[E], scores: &mut [E]) {
+        tile.transposed_product(keys, self.k.width, packed, scores);
         if let Some(mask) = self.mask(tile.batch, tile.j..tile.j + tile.keys) {
             fill_masked(mask, scores, tile.stride, E::NEG_INFINITY);
         }
     }
 
-    /// `rows · packed` for the tile's keys, where the tile's queries see them.
-    fn transposed_product(&self, rows: &Rows<E>, tile: Tile, packed: &[E], out: &mut [E]) {
-        TileProduct {
-            rows: tile.keys,
-            depth: rows.width,
-            columns: tile.queries,
-            a: rows.from(tile.batch, tile.j, tile.head),
-            a_strides: (rows.time_stride(), 1),
-            b: packed,
-            b_stride: tile.stride,
-            c: out,
-            c_stride: tile.stride,
-            accumulate: false,
-            band: tile.band(Band::Columns),
-        }
-        .run();
-    }
-
-    /// Copies the tile's keys or values to rows of `stride` elements. Masked rows become 0: what lies there must not
-    /// even be multiplied with 0, for it may be NaN.
-    fn copy_keys(&self, rows: &Rows<E>, tile: Tile, out: &mut [E], stride: usize) {
-        if rows.width == 0 {
-            return;
-        }
-        CopyRows {
-            from: rows.from(tile.batch, tile.j, tile.head),
-            step: rows.time_stride(),
-            width: rows.width,
-            count: tile.keys,
-            out,
-            stride,
-        }
-        .run();
-        if let Some(mask) = self.mask(tile.batch, tile.j..tile.j + tile.keys) {
+    /// Copies keys or values to rows of `stride` elements. Masked rows become 0: what lies there must not even be
+    /// multiplied with 0, for it may be NaN.
+    fn copy_keys(
+        &self,
+        rows: &Rows<E>,
+        (batch, head): (usize, usize),
+        keys: Range<usize>,
+        out: &mut [E],
+        stride: usize,
+    ) {
+        rows.copy(batch, keys.start, head, keys.len(), out, stride);
+        if let Some(mask) = self.mask(batch, keys) {
             fill_masked(mask, out, stride, E::ZERO);
         }
     }
@@ -167,6 +162,24 @@ struct Tile {
 }
 
 impl Tile {
+    /// `rows · packed` for the tile's keys, given in rows so far apart, where the tile's queries see them.
+    fn transposed_product<E: Number>(self, rows: (&[E], usize), width: usize, packed: &[E], out: &mut [E]) {
+        TileProduct {
+            rows: self.keys,
+            depth: width,
+            columns: self.queries,
+            a: rows.0,
+            a_strides: (rows.1, 1),
+            b: packed,
+            b_stride: self.stride,
+            c: out,
+            c_stride: self.stride,
+            accumulate: false,
+            band: self.band(Band::Columns),
+        }
+        .run();
+    }
+
     fn band(&self, band: impl Fn(isize) -> Band) -> Band {
         if self.keys as isize - 1 <= self.diagonal { Band::Full } else { band(self.diagonal) }
     }
