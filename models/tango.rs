@@ -120,8 +120,7 @@ impl TangoBlock {
             (k, g) = (Var::constant(keys), Var::constant(gates));
         }
         let tau = ops::exp(&tape.param(&self.log_tau));
-        let gate = ops::gate_aggregate(&q, &k, &g, &tau); // [B, T, H, G]
-        let gated = ops::mul(&ops::reshape(&gate, v.shape()), &v);
+        let gated = ops::gate_aggregate_mul(&q, &k, &g, &tau, &v); // ḡ ⊙ v, [B, T, E]
         ops::add(h, &self.wo.forward(tape, &gated))
     }
 }
