@@ -188,17 +188,7 @@ pub trait Lanes:
     }
 
     /// Transposes a square: lane j of row i and lane i of row j change places, for the first `N` rows.
-    #[inline(always)]
-    fn transpose(rows: &mut [Self; 16]) {
-        let before = *rows;
-        for (i, row) in rows.iter_mut().enumerate().take(Self::N) {
-            let mut column = [Self::Elem::ZERO; 16];
-            for (to, from) in column.iter_mut().zip(before) {
-                *to = from.to_array()[i];
-            }
-            *row = Self::load(&column);
-        }
-    }
+    fn transpose(rows: &mut [Self; 16]);
 
     /// `e^self`, at most 2 ulp of error (1 measured), subnormal results included.
     #[inline(always)]

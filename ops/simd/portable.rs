@@ -164,6 +164,18 @@ macro_rules! portable {
                 }
 
                 #[inline(always)]
+                fn transpose(rows: &mut [Self; 16]) {
+                    let mut square = [$float::ZERO; $lanes];
+                    for i in 0..$lanes {
+                        square[i] = rows[i].0;
+                    }
+                    let square = $float::transpose(square);
+                    for i in 0..$lanes {
+                        rows[i] = Self(square[i]);
+                    }
+                }
+
+                #[inline(always)]
                 fn to_bits(self) -> $uint {
                     uint(self.0)
                 }
