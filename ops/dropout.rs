@@ -99,7 +99,7 @@ mod tests {
     use crate::matmul;
     use crate::testing::Chain;
     use kumiki_autograd::{Param, checkpoint, no_grad};
-    use kumiki_tensor::DType;
+    use kumiki_tensor::{DType, Rng};
     use proptest::prelude::*;
 
     proptest! {
