@@ -2,7 +2,9 @@
 //!
 //! Per batch entry and head, with `s_ij = scale · q_i·k_j` over the keys that query `i` may see:
 //!
-//!     p_ij = exp(s_ij - lse_i)     lse_i = log Σ_j exp(s_ij)     y_i = Σ_j p_ij v_j
+//! ```text
+//! p_ij = exp(s_ij - lse_i)     lse_i = log Σ_j exp(s_ij)     y_i = Σ_j p_ij v_j
+//! ```
 //!
 //! Backward, with `delta_i = dout_i·y_i`: `dv_j = Σ_i p_ij dout_i`, `ds_ij = p_ij (dout_i·v_j - delta_i)`,
 //! `dq_i = scale Σ_j ds_ij k_j`, `dk_j = scale Σ_i ds_ij q_i`. The weights are computed again from the scores.

@@ -82,20 +82,20 @@ pub(crate) fn checked_targets(
         targets.dtype(),
         targets.shape()
     );
-    let mut count = 0;
-    let index = |(position, &target): (usize, &i64)| {
+    let (mut indices, mut count) = (Vec::with_capacity(targets.len()), 0);
+    for (position, &target) in targets.contiguous().as_slice::<i64>().iter().enumerate() {
         if target == ignore_index {
-            return IGNORED;
+            indices.push(IGNORED);
+            continue;
         }
-        count += 1;
-        match usize::try_from(target) {
-            Ok(t) if t < n_vocab => t,
-            _ => panic!(
+        let Some(index) = usize::try_from(target).ok().filter(|&t| t < n_vocab) else {
+            panic!(
                 "{op}: target {target} at row {position} of {rows:?} is neither in 0..V={n_vocab} nor ignore_index {ignore_index}"
-            ),
-        }
-    };
-    let indices = targets.contiguous().as_slice::<i64>().iter().enumerate().map(index).collect();
+            );
+        };
+        indices.push(index);
+        count += 1;
+    }
     (indices, count)
 }
 

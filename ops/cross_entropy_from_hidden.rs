@@ -351,6 +351,23 @@ mod tests {
     }
 
     #[test]
+    fn empty_axes() {
+        let run = |n: usize, d: usize, v: usize, id: i64| {
+            let tape = Tape::new();
+            let (h, e) = (tape.leaf(Tensor::ones(DType::F32, &[n, d])), tape.leaf(Tensor::ones(DType::F32, &[v, d])));
+            let loss = cross_entropy_from_hidden(&h, &e, &Tensor::full(DType::I64, &[n], id as f64), -1);
+            let value = loss.item();
+            let grads = tape.backward(&loss);
+            assert_eq!(grads.get(&h).unwrap().to_f64_vec(), vec![0.0; n * d]);
+            assert_eq!(grads.get(&e).unwrap().to_f64_vec(), vec![0.0; v * d]);
+            value
+        };
+        assert!((run(3, 0, 5, 2) - 5f64.ln()).abs() < 1e-6); // no features: all logits are 0
+        assert_eq!(run(3, 4, 0, -1), 0.0);
+        assert_eq!(run(0, 4, 5, 2), 0.0);
+    }
+
+    #[test]
     fn gradients_are_scaled_and_only_made_when_needed() {
         let h = Rng::new(1).normal(DType::F64, &[5, 4], 0.0, 1.0);
         let e = Rng::new(2).normal(DType::F64, &[7, 4], 0.0, 1.0);

@@ -154,6 +154,17 @@ fn huge_logits_stay_finite() {
 }
 
 #[test]
+fn empty_axes() {
+    for (n, v) in [(3, 0), (0, 5), (0, 0)] {
+        let tape = Tape::new();
+        let x = tape.leaf(Tensor::zeros(DType::F32, &[n, v]));
+        let loss = cross_entropy(&x, &Tensor::full(DType::I64, &[n], -1.0), -1);
+        assert_eq!(loss.item(), 0.0);
+        assert_eq!(tape.backward(&loss).get(&x).unwrap().shape(), [n, v]);
+    }
+}
+
+#[test]
 fn a_maximum_in_a_later_block_rescales() {
     // Ascending logits: every block brings a new maximum.
     let v = 3 * BLOCK + 5;

@@ -2,7 +2,9 @@
 //!
 //! Per batch entry and head, with `x̂ = x / sqrt(Σ x² + 1e-12)`, over the keys `j` that query `i` may see:
 //!
-//!     s_ij = tau q̂_i·k̂_j     ḡ_i = Σ_j exp(s_ij - tau) g_j / Σ_j exp(s_ij - tau)     y_i = ḡ_i ⊙ v_i
+//! ```text
+//! s_ij = tau q̂_i·k̂_j     ḡ_i = Σ_j exp(s_ij - tau) g_j / Σ_j exp(s_ij - tau)     y_i = ḡ_i ⊙ v_i
+//! ```
 //!
 //! `s_ij <= tau`, so the shift is known beforehand: one pass, and no maximum is searched. As `s` may be `-tau`, the
 //! weights can underflow together once `exp(-2 tau)` does; heads beyond [`Width::FIXED_SHIFT`] search the maximum.

@@ -1,7 +1,9 @@
 //! The backward pass. With `p_ij = exp(s_ij - lse_i)` and `delta_i = dout_i · out_i`:
 //!
-//!     dv_j = Σ_i p_ij dout_i              ds_ij = p_ij (dout_i · v_j - delta_i)
-//!     dk_j = scale Σ_i ds_ij q_i          dq_i  = scale Σ_j ds_ij k_j
+//! ```text
+//! dv_j = Σ_i p_ij dout_i              ds_ij = p_ij (dout_i · v_j - delta_i)
+//! dk_j = scale Σ_i ds_ij q_i          dq_i  = scale Σ_j ds_ij k_j
+//! ```
 //!
 //! One task per batch entry, head and block of keys holds `dk` and `dv` of its keys while queries pass by. With enough
 //! heads to keep threads busy a block is all the keys; otherwise there are up to [`MOST_BLOCKS`], each with a `dq` of
