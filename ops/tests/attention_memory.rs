@@ -60,12 +60,12 @@ fn no_square_array_exists() {
 
     type Operator = fn(&[Var]) -> Var;
     // Live at once with the backward pass, each of half a `row_bytes`: output, its gradient, four partial dq of blocks
-    // of keys, dq, dk, dv, and tiles; the gates' operators also hold normalised q and k, and the gradients of both.
+    // of keys, dq, dk, dv, and tiles; the gates' operators also hold normalised q and k and the gradients of both; the product and its dv.
     let operators: [(&str, usize, Operator); 4] = [
         ("causal_attention", 7, |x| causal_attention(&x[0], &x[1], &x[2])),
         ("attention", 7, |x| attention(&x[0], &x[1], &x[2], &AttentionOptions::default())),
         ("gate_aggregate", 8, |x| gate_aggregate(&x[0], &x[1], &x[2], &x[4])),
-        ("gate_aggregate_mul", 8, |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &x[4], &x[3])),
+        ("gate_aggregate_mul", 9, |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &x[4], &x[3])),
     ];
     for (name, rows_with_backward, operator) in operators {
         let forward = extra(|| {
