@@ -309,7 +309,7 @@ mod tests {
 
     fn random_mask(batch: usize, keys: usize, seed: u64) -> Tensor {
         let mut rng = Rng::new(seed);
-        Tensor::from_fn::<i64>(&[batch, keys], |_| i64::from(rng.next_u64() % 3 > 0))
+        Tensor::from_fn::<i64>(&[batch, keys], |_| i64::from(!rng.next_u64().is_multiple_of(3)))
     }
 
     proptest! {

@@ -52,7 +52,6 @@ pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool
         let (head, block) = (task / blocks.len(), task % blocks.len());
         key_block(p, up, (head / p.heads, head % p.heads), block, blocks[block].clone(), &outputs);
     });
-    drop(outputs);
     [dq.map(|dq| summed::<E>(dq, p, blocks.len())), dk, dv, dgate]
 }
 

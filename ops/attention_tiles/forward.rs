@@ -39,7 +39,6 @@ pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: b
         let i = tile * size;
         query_tile(p, gate, (head / p.heads, head % p.heads), i..p.queries.min(i + size), &outputs);
     });
-    drop(outputs);
     Attended { out, gated, lse }
 }
 

@@ -253,13 +253,13 @@ impl<E: Number> Kernel<E> for TransposeRows<'_, E> {
             for p in (0..self.width).step_by(L::N) {
                 let columns = L::N.min(self.width - p);
                 let mut square = [zero; 16];
-                for r in 0..live {
+                for (r, line) in square.iter_mut().enumerate().take(live) {
                     let row = &self.from[(i + r) * self.step + p..][..columns];
-                    square[r] = factor * if columns == L::N { L::load(row) } else { L::load_partial(row, E::ZERO) };
+                    *line = factor * if columns == L::N { L::load(row) } else { L::load_partial(row, E::ZERO) };
                 }
                 L::transpose(&mut square);
-                for c in 0..columns {
-                    square[c].store(&mut self.out[(p + c) * self.stride + i..]);
+                for (c, line) in square.iter().enumerate().take(columns) {
+                    line.store(&mut self.out[(p + c) * self.stride + i..]);
                 }
             }
         }

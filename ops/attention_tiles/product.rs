@@ -130,36 +130,36 @@ impl<E: Real> TileProduct<'_, E> {
         let live = M.min(self.rows - row);
         let (a_row, a_column) = self.a_strides;
         let mut a = [self.a.as_ptr(); M];
-        for i in 0..M {
+        for (i, a) in a.iter_mut().enumerate() {
             // Rows past the end read the last one again; what they give is not stored.
             // SAFETY: the row exists.
-            a[i] = unsafe { a[i].add((row + i.min(live - 1)) * a_row) };
+            *a = unsafe { a.add((row + i.min(live - 1)) * a_row) };
         }
         // SAFETY: the column lies within every row of B.
         let b = unsafe { self.b.as_ptr().add(column) };
         let mut sum = [[L::splat(E::ZERO); V]; M];
         for p in from..to {
             let mut x = [L::splat(E::ZERO); V];
-            for v in 0..V {
+            for (v, x) in x.iter_mut().enumerate() {
                 // SAFETY: p < depth, and the vector lies within the row.
-                x[v] = unsafe { L::load_ptr(b.add(p * self.b_stride + v * L::N)) };
+                *x = unsafe { L::load_ptr(b.add(p * self.b_stride + v * L::N)) };
             }
-            for i in 0..M {
+            for (sum, a) in sum.iter_mut().zip(&a) {
                 // SAFETY: p < depth.
-                let y = L::splat(unsafe { *a[i].add(p * a_column) });
-                for v in 0..V {
-                    sum[i][v] = y.mul_add(x[v], sum[i][v]);
+                let y = L::splat(unsafe { *a.add(p * a_column) });
+                for (sum, x) in sum.iter_mut().zip(&x) {
+                    *sum = y.mul_add(*x, *sum);
                 }
             }
         }
-        for i in 0..M {
+        for (i, sum) in sum.iter().enumerate() {
             if i < live {
-                for v in 0..V {
+                for (v, sum) in sum.iter().enumerate() {
                     // SAFETY: the row is one of C's, and the vector lies within it.
                     unsafe {
                         let c = self.c.as_mut_ptr().add((row + i) * self.c_stride + column + v * L::N);
                         let base = if self.accumulate { L::load_ptr(c) } else { L::splat(E::ZERO) };
-                        (base + sum[i][v]).store_ptr(c);
+                        (base + *sum).store_ptr(c);
                     }
                 }
             }

@@ -1,7 +1,8 @@
 //! Matrix products: `C = alpha A B + beta C` for any non-negative strides of A and B.
 //!
-//! - `blocked`: large products. A and B are packed into slivers as wide as the register tile, then tiles of C, cut by
-//!   shape, are computed in parallel.
+//! - `blocked`: large products with AVX2 or AVX-512. A and B are packed into slivers as wide as the register tile, then
+//!   tiles of C, cut by shape, are computed in parallel.
+//! - `portable`: large products on other CPUs, through the crate `matrixmultiply`.
 //! - `tile`: the register tile, and small products that read their operands in place.
 //! - `vector`: one row or one column, bound by memory.
 //!
@@ -11,6 +12,7 @@
 
 mod blocked;
 mod pack;
+mod portable;
 mod tile;
 mod vector;
 
@@ -350,6 +352,8 @@ impl<E: Real> Product<E> {
             vector::run(this, parallel);
         } else if tile::fits(&this) {
             tile::run(this, parallel);
+        } else if this.level == Level::Portable {
+            portable::run(this, parallel);
         } else {
             blocked::run(this, parallel);
         }
