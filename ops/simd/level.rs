@@ -44,7 +44,9 @@ impl Level {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// As `KUMIKI_SIMD` spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
