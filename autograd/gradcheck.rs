@@ -38,7 +38,7 @@ pub struct Worst {
     /// What central differences give.
     pub numeric: f64,
     /// `|analytic - numeric|` over the larger of both, or over a thousandth of the tensor's largest gradient if that is
-    /// more. 0 when the gap is within the rounding of the differences: some units in the last place of outputs, or of 1 if that is more.
+    /// more; no less than `1e7` roundings of the differences, for below those they prove nothing.
     pub error: f64,
 }
 
@@ -187,8 +187,10 @@ impl GradCheck {
             let numeric = (8.0 * near - far) / (12.0 * h);
             let size = analytic[i].abs().max(numeric.abs()).max(1e-3 * scale);
             let gap = (analytic[i] - numeric).abs();
-            // A gap within what rounding makes of the differences, or of the upstream gradient, says nothing.
-            let error = if gap <= rounding / h + 4.0 * f64::EPSILON * largest { 0.0 } else { gap / size };
+            // What rounding makes of the differences, or of the upstream gradient: a gap of this size says nothing, and
+            // must not look large beside a gradient that nearly vanishes.
+            let noise = rounding / h + 4.0 * f64::EPSILON * largest;
+            let error = if gap == 0.0 { 0.0 } else { gap / size.max(1e7 * noise) };
             report.checked += 1;
             if report.worst.as_ref().is_none_or(|w| error > w.error || error.is_nan()) {
                 let index = index_of(i, tensor.shape());

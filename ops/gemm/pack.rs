@@ -92,10 +92,14 @@ pub(super) unsafe fn slivers<E: Real, L: Lanes<Elem = E>>(
         let rest = cols - full * width;
         if rest > 0 {
             let (from, to) = (src.add(full * width * j_stride), dst.add(full * width * depth));
+            // Two loops, not one with a choice: of that the compiler makes scattered stores, at AVX-512.
             for p in 0..depth {
-                for j in 0..width {
-                    let x = if j < rest { *from.add(p * p_stride + j * j_stride) } else { E::ZERO };
-                    *to.add(p * width + j) = x;
+                let (row, place) = (from.add(p * p_stride), to.add(p * width));
+                for j in 0..rest {
+                    *place.add(j) = *row.add(j * j_stride);
+                }
+                for j in rest..width {
+                    *place.add(j) = E::ZERO;
                 }
             }
         }
