@@ -78,7 +78,8 @@ impl Args {
                 data.note.as_deref().unwrap_or("nothing is held out")
             ))
         })?;
-        let found = evaluate(&model, &windows, |_| {})?;
+        let found = evaluate(&model, &windows, |_| {})
+            .map_err(|e| Error::new(format!("`{}`: {e}", self.checkpoint.display())))?;
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
         if self.json {

@@ -47,8 +47,10 @@ pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
                 return Err(error);
             }
         }
-        run.finish()?;
+        let finished = run.finish();
+        // The numbers first: they must not be lost with a file that cannot be written.
         line(&report(&run.results))?;
+        finished?;
         let models = models.join("/ ") + "/";
         line(&format!("\nFiles in {}: results.json log.jsonl curves.svg {models}", folder.display()))?;
         let checkpoint = folder.join(&run.results.plan.models[0]);

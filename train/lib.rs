@@ -7,6 +7,7 @@ pub mod compare;
 pub mod corpus;
 pub mod data;
 mod error;
+mod folder;
 pub mod log;
 pub mod math;
 mod mix;

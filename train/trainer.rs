@@ -76,6 +76,39 @@ impl Trainer {
         self.step
     }
 
+    /// Whether the model may be kept: every parameter is a finite number.
+    ///
+    /// # Errors
+    /// Names the first parameter that is not, and how many there are.
+    pub fn check_finite(&self) -> Result<()> {
+        let params = self.model.params();
+        let bad: Vec<&str> =
+            params.iter().filter(|(_, p)| !p.value().all_finite()).map(|(name, _)| name.as_str()).collect();
+        match bad.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::new(format!(
+                "the model has diverged after step {}: {} of {} parameters are not finite, the first is `{first}`",
+                self.step,
+                bad.len(),
+                params.len()
+            ))),
+        }
+    }
+
+    /// Whether the model still works, where nothing is held out to tell: its loss on the first training row.
+    ///
+    /// # Errors
+    /// When that loss is not finite.
+    pub fn check_loss(&self) -> Result<()> {
+        let (inputs, targets) = to_tensors(&self.batches.get(0));
+        let (inputs, targets) = (inputs.narrow(0, 0, 1), targets.narrow(0, 0, 1));
+        let loss: f64 = self.model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec().iter().sum();
+        if loss.is_finite() {
+            return Ok(());
+        }
+        Err(Error::new(format!("the model has diverged after step {}: its loss is {loss}", self.step)))
+    }
+
     /// Takes the next batches and makes one step.
     ///
     /// # Errors
@@ -143,7 +176,7 @@ impl Evaluation {
 /// The negative log-likelihood of all batches of `validation`; `progress` is called with the tokens done.
 ///
 /// # Errors
-/// When there is nothing to evaluate.
+/// When there is nothing to evaluate, or the model has diverged: a loss that is no finite number is no result.
 pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0f64, 0u64);
     let mut answers: Option<(f64, u64)> = None;
@@ -152,6 +185,11 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
         let rows = model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec();
         sum += rows.iter().sum::<f64>();
         tokens += count(&targets);
+        if !sum.is_finite() {
+            return Err(Error::new(format!(
+                "the model has diverged: its loss over the first {tokens} tokens is {sum}"
+            )));
+        }
         if let Some(wanted) = batch.answer_targets() {
             let (nll, n) = answers.get_or_insert((0.0, 0));
             for (loss, target) in rows.iter().zip(wanted) {

@@ -232,3 +232,75 @@ fn checkpoints_that_are_none_are_named() {
     );
     assert_eq!(run(&["generate", "--checkpoint", &junk]).code, 2, "a prompt is needed");
 }
+
+/// A text that is long enough for the quick runs.
+fn text(dir: &Scratch) -> String {
+    dir.file("text.txt", "some text. ".repeat(50))
+}
+
+#[test]
+fn a_model_that_has_diverged_is_never_saved_nor_measured() {
+    let dir = Scratch::new();
+    let (out, data) = (dir.path("out"), text(&dir));
+    let args = |lr| ["train", "--model", "tango", "--steps", "1", "--warmup", "0", "--val-fraction", "0", "--lr", lr];
+    let train = |lr| [&args(lr)[..], &["--preset", "nano", "--data", &data, "--out", &out, "--restart"]].concat();
+    for lr in ["1e30", "1e300"] {
+        fail(1, &train(lr), &["diverged after step 1", "last good checkpoint, after step 0", "out/tango"]);
+        assert_eq!(json(&dir.path("out/results.json"))["finished"], false);
+        succeed(&["eval", "--checkpoint", &out, "--data", &data, "--split", "train", "--tokens", "64"]);
+    }
+    let file = dir.path("out/tango/model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    for more in [&[][..], &["--json"]] {
+        let args = [&["eval", "--checkpoint", &out, "--data", "math", "--tokens", "64"], more].concat();
+        fail(1, &args, &["has diverged", "NaN", "out`"]);
+        assert_eq!(run(&args).out, "");
+    }
+}
+
+#[test]
+fn a_folder_belongs_to_one_run_at_a_time() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let endless = ["train", "--model", "tango", "--preset", "nano", "--steps", "1000000", "--out", &out];
+    let mut first = common::kumiki(&endless).stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !exists(&dir.path("out/tango/model.safetensors")) {
+        assert!(first.try_wait().unwrap().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let quick = compare(&["--models", "tango", "--out", &out]);
+    let restart = [&quick[..], &["--restart"]].concat();
+    fail(1, &quick, &["another run is working in `", "out`"]);
+    fail(1, &restart, &["another run is working in `", "out`"]);
+    assert!(first.try_wait().unwrap().is_none());
+    first.kill().unwrap();
+    first.wait().unwrap();
+    fail(1, &quick, &["holds an unfinished run", "--restart"]);
+    // As if it had been killed before its results were there.
+    std::fs::rename(dir.path("out/results.json"), dir.path("out/results.json.partial")).unwrap();
+    fail(1, &quick, &["holds an unfinished run", "--restart"]);
+    succeed(&restart);
+    assert!(!exists(&dir.path("out/results.json.partial")) && !exists(&dir.path("out/run.lock")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_is_removed_during_the_run_comes_back() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let args = ["train", "--model", "tango", "--preset", "nano", "--steps", "300", "--eval-every", "0", "--out", &out];
+    let child = common::kumiki(&args).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    while !std::fs::read_to_string(dir.path("out/log.jsonl")).is_ok_and(|log| log.lines().count() > 5) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // A file that is being written may make the first try fail.
+    while std::fs::remove_dir_all(&out).is_err() {}
+    let said = common::said(child.wait_with_output().unwrap());
+    assert!(said.code == 0 && said.out.contains("val NLL"), "{}", said.out);
+    assert_eq!(json(&dir.path("out/results.json"))["finished"], true);
+    assert_eq!(std::fs::read_to_string(dir.path("out/log.jsonl")).unwrap().lines().count(), 300);
+    assert!(exists(&dir.path("out/tango/model.safetensors")));
+}
