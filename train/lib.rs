@@ -10,6 +10,7 @@ mod error;
 mod folder;
 pub mod log;
 pub mod math;
+mod memory;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;

@@ -19,11 +19,14 @@ use kumiki_ops::simd;
 use kumiki_tensor::threads;
 use serde::Serialize;
 
+use crate::batches::Source;
 use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
 use crate::data::Data;
 use crate::folder::{self, CURVES, Found, LOCK, LOG, Lock, RESULTS};
 use crate::log::Writer;
+use crate::memory;
 use crate::settings::{MODELS, Settings};
+use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
 
 /// What was asked for.
@@ -43,21 +46,18 @@ impl Plan {
     /// Everything that can be known to be wrong before any work is done.
     ///
     /// # Errors
-    /// As [`Settings::model`], [`Settings::step_config`] and [`Settings::dtype`]; also without models or with one twice.
+    /// As [`Settings::check`] and [`Settings::model`]; also without models, with one twice, or when the memory cannot do.
     pub fn check(&self) -> Result<()> {
-        let Settings { batch, seq, accumulate, .. } = self.settings;
-        for (key, size) in [("batch", batch), ("seq", seq), ("accumulate", accumulate)] {
-            if !(1..=1 << 20).contains(&size) {
-                return Err(Error::new(format!("{key} must be from 1 to {}, found {size}", 1 << 20)));
-            }
-        }
-        self.settings.step_config()?;
-        self.settings.dtype()?;
+        self.settings.check()?;
+        let Settings { batch, seq, accumulate, checkpoint_activations, .. } = self.settings;
+        let dtype = self.settings.dtype()?;
+        let step = memory::Step { dtype, rows: batch, seq, accumulate, recompute: checkpoint_activations };
         if self.models.is_empty() {
             return Err(Error::new(format!("there is no model to train. Known: {}", MODELS.join(", "))));
         }
         for (i, model) in self.models.iter().enumerate() {
-            self.settings.model(model, 256)?;
+            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
+            step.check(model, &config, "--batch, --seq or --params")?;
             if self.models[..i].contains(model) {
                 return Err(Error::new(format!("model `{model}` is named twice")));
             }
@@ -128,6 +128,9 @@ pub struct Results {
     pub failed: Option<Failure>,
 }
 
+/// Tokens of `math` from which the entropy of its bytes is taken.
+const ENTROPY_TOKENS: u64 = 1 << 20;
+
 /// A run and its folder.
 pub struct Run {
     /// What will stand in `results.json`.
@@ -175,10 +178,16 @@ impl Run {
         refuse(folder, restart, false)?;
         let &Settings { batch, seq, seed, eval_tokens, .. } = &plan.settings;
         let validation = data.validation(batch, seq, Some(eval_tokens))?;
+        // The endless text has the same entropy however much of it is read.
+        let enough = eval_tokens.min(ENTROPY_TOKENS);
+        let for_entropy = match &data.val {
+            Some(Source::Math(_)) => data.validation(batch, seq, Some(enough))?,
+            _ => validation.clone(),
+        };
         let facts = DataFacts {
             name: data.name.clone(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
-            unigram_nll: validation.as_ref().map(unigram_entropy),
+            unigram_nll: for_entropy.as_ref().map(unigram_entropy),
         };
         // The last thing that can be wrong with the data, before a file is written.
         data.batches(batch, seq, seed)?;
