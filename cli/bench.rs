@@ -144,7 +144,7 @@ pub struct Step {
     #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true)]
     applications: usize,
     /// Parameters of the block, roughly
-    #[arg(long, value_name = "N", default_value_t = 5e6, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 5e6, allow_hyphen_values = true)]
     params: f64,
     /// Window of wango, which is not yet built
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]

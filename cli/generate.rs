@@ -29,13 +29,13 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 300, allow_negative_numbers = true)]
     tokens: usize,
     /// Above 1 bolder, below 1 safer, 0 always the likeliest
-    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "X", default_value_t = 0.8, allow_hyphen_values = true, help_heading = "Sampling")]
     temperature: f64,
     /// Only the K likeliest bytes; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: usize,
     /// Only the likeliest bytes that together reach this probability; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true, help_heading = "Sampling")]
     top_p: f64,
     /// Seed of the choices
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, help_heading = "Sampling")]

@@ -35,7 +35,8 @@ pub struct RunOptions {
     settings: SettingOptions,
 }
 
-/// One option for every field of [`Settings`], under the same name.
+/// One option for every field of [`Settings`], under the same name. Values below 0 are let through, so that the answer is
+/// the range; where they may be fractions as anything with a hyphen, for `-1e-3` is no number to clap.
 #[derive(clap::Args, Serialize)]
 struct SettingOptions {
     /// Seed of initial values and batch order
@@ -81,10 +82,10 @@ struct SettingOptions {
     accumulate: Option<usize>,
 
     /// Highest learning rate
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     lr: Option<f64>,
     /// Learning rate at the end, as a part of the highest
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     lr_floor: Option<f64>,
     /// Steps of linear warm-up
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Optimiser")]
@@ -94,10 +95,10 @@ struct SettingOptions {
     #[arg(help_heading = "Optimiser")]
     schedule: Option<String>,
     /// Decay of matrices per step and unit of learning rate
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     weight_decay: Option<f64>,
     /// Largest global gradient norm
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     clip: Option<f64>,
 
     /// Steps between evaluations; 0 for one at the end
@@ -107,7 +108,7 @@ struct SettingOptions {
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
     eval_tokens: Option<u64>,
     /// Part of a text, at its end, that is held out
-    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Evaluation")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Evaluation")]
     val_fraction: Option<f64>,
 }
 

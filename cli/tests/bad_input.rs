@@ -112,6 +112,7 @@ fn numbers_out_of_range_are_named() {
         ("--val-fraction", "-1", "the validation fraction is -1"),
         ("--lr", "-1", "lr must be a positive number, found -1"),
         ("--lr", "-1e-3", "lr must be a positive number, found -0.001"),
+        ("--clip", "-inf", "--clip must be a finite number, found -inf"),
         ("--eval-tokens", "0", "eval_tokens must be at least 1, found 0"),
         ("--blocks", "1025", "blocks must be from 1 to 1024"),
         ("--batch", "65537", "batch must be from 1 to 65536"),
