@@ -188,7 +188,7 @@ impl Step {
         // The largest count that a setting `params` may have, too.
         let most = (1u64 << 40) as f64;
         if !(self.params >= 1.0 && self.params <= most) {
-            return Err(Error::new(format!("--params must be a number from 1 to {most}, found {}", self.params)));
+            return Err(Error::new(format!("--params must be a number from 1 to {most}, found {:?}", self.params)));
         }
         let Step { model, d_model, head_dim, heads, seq, batch, vocab, applications, steps, .. } = self;
         let params = self.params as usize;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use kumiki_autograd::{Gradients, Tape};
 use kumiki_models::LanguageModel;
 use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
-use kumiki_tensor::{Rng, Tensor};
+use kumiki_tensor::{DType, Rng, Tensor};
 
 use crate::batches::{Batch, Batches, Validation};
 use crate::{Error, Result};
@@ -76,18 +76,18 @@ impl Trainer {
         self.step
     }
 
-    /// Whether the model may be kept: every parameter is a finite number.
+    /// Whether the model may be kept: every parameter is a number with a finite square. Norms square what they get: of
+    /// larger parameters they would make zeros, and the loss would look like that of a model that knows nothing.
     ///
     /// # Errors
     /// Names the first parameter that is not, and how many there are.
     pub fn check_finite(&self) -> Result<()> {
         let params = self.model.params();
-        let bad: Vec<&str> =
-            params.iter().filter(|(_, p)| !p.value().all_finite()).map(|(name, _)| name.as_str()).collect();
+        let bad: Vec<&str> = params.iter().filter(|(_, p)| !usable(p.value())).map(|(name, _)| name.as_str()).collect();
         match bad.first() {
             None => Ok(()),
             Some(first) => Err(Error::new(format!(
-                "the model has diverged after step {}: {} of {} parameters are not finite, the first is `{first}`",
+                "the model has diverged after step {}: {} of {} parameters are not finite or far too large, the first is `{first}`",
                 self.step,
                 bad.len(),
                 params.len()
@@ -143,6 +143,13 @@ impl Trainer {
         let tok_s = counted as f64 / started.elapsed().as_secs_f64().max(1e-9);
         Ok(StepReport { step: self.step, loss, lr, grad_norm, tokens: self.tokens, tok_s })
     }
+}
+
+/// Whether the square of every element is finite in the tensor's own arithmetic.
+fn usable(values: &Tensor) -> bool {
+    let largest = if values.dtype() == DType::F64 { f64::MAX } else { f64::from(f32::MAX) }.sqrt();
+    // NaN is not below anything.
+    values.to_f64_vec().iter().all(|x| x.abs() < largest)
 }
 
 /// Targets that count in the loss.
@@ -206,4 +213,18 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
     }
     let answers = answers.filter(|&(_, n)| n > 0).map(|(nll, n)| (nll / n as f64, n));
     Ok(Evaluation { nll: sum / tokens as f64, tokens, answers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::usable;
+    use kumiki_tensor::Tensor;
+
+    #[test]
+    fn numbers_that_norms_cannot_square_are_of_no_use() {
+        for (x, good) in [(1e19f32, true), (2e19, false), (-2e19, false), (f32::NAN, false), (f32::INFINITY, false)] {
+            assert_eq!(usable(&Tensor::from_slice(&[0.0, x], &[2])), good, "{x}");
+        }
+        assert!(usable(&Tensor::from_slice(&[1e150f64], &[1])) && !usable(&Tensor::from_slice(&[1e160f64], &[1])));
+    }
 }

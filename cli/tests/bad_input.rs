@@ -133,7 +133,7 @@ fn numbers_out_of_range_are_named() {
         ("1e12", "needs at least"),
         ("inf", "--params must be a number from 1 to 1099511627776, found inf"),
         ("NaN", "found NaN"),
-        ("1e300", "--params must be a number from 1"),
+        ("1e300", "--params must be a number from 1 to 1099511627776, found 1e300"),
         ("-1", "found -1"),
     ] {
         fail(1, &["bench", "step", "--params", params], &[phrase]);
@@ -272,9 +272,9 @@ fn text(dir: &Scratch) -> String {
 fn a_model_that_has_diverged_is_never_saved_nor_measured() {
     let dir = Scratch::new();
     let (out, data) = (dir.path("out"), text(&dir));
-    let args = |lr| ["train", "--model", "tango", "--steps", "1", "--warmup", "0", "--val-fraction", "0", "--lr", lr];
+    let args = |lr| ["train", "--model", "tango", "--steps", "1", "--val-fraction", "0", "--lr", lr];
     let train = |lr| [&args(lr)[..], &["--preset", "nano", "--data", &data, "--out", &out, "--restart"]].concat();
-    for lr in ["1e30", "1e300"] {
+    for lr in ["1e9", "1e30", "1e300"] {
         fail(1, &train(lr), &["diverged after step 1", "last good checkpoint, after step 0", "out/tango"]);
         assert_eq!(json(&dir.path("out/results.json"))["finished"], false);
         succeed(&["eval", "--checkpoint", &out, "--data", &data, "--split", "train", "--tokens", "64"]);
