@@ -9,7 +9,8 @@ use kumiki_train::{Error, Result};
 use serde_json::json;
 
 use crate::gradcheck::check_filter;
-use crate::output::{json, line};
+use crate::output::{in_pool, json, line};
+use crate::table::count;
 
 /// Measure speed on this machine
 #[derive(clap::Subcommand)]
@@ -21,7 +22,7 @@ pub enum Command {
 impl Command {
     pub fn run(self) -> Result<()> {
         match self {
-            Command::Ops(args) => threads::in_pool(|| args.run()),
+            Command::Ops(args) => in_pool(|| args.run()),
             Command::Step(args) => args.run(),
         }
     }
@@ -57,8 +58,9 @@ impl Ops {
         let width = cases.iter().map(|case| case.name.len()).max().unwrap_or(0).max(8);
         if !self.json {
             line(&format!(
-                "{} threads, {}: triad {triad:.1} GB/s, matrix product {gemm:.0} GFLOP/s",
-                machine.threads, machine.simd
+                "{}, {}: triad {triad:.1} GB/s, matrix product {gemm:.0} GFLOP/s",
+                count(machine.threads as u64, "thread"),
+                machine.simd
             ))?;
             line(&format!("{:<width$}  forward ms  with backward ms     GB/s  GFLOP/s  roofline  inputs", "operator"))?;
         }
@@ -121,40 +123,40 @@ pub struct Step {
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: String,
     /// Model width D
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     d_model: usize,
     /// Key width of TANGO's heads
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
     head_dim: usize,
     /// Heads
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true)]
     heads: usize,
     /// Sequence length T
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, allow_negative_numbers = true)]
     seq: usize,
     /// Rows of a batch
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true)]
     batch: usize,
     /// Token ids
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     vocab: usize,
     /// Block applications L
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true)]
     applications: usize,
     /// Parameters of the block, roughly
-    #[arg(long, value_name = "N", default_value_t = 5e6)]
+    #[arg(long, value_name = "N", default_value_t = 5e6, allow_hyphen_values = true)]
     params: f64,
     /// Window of wango, which is not yet built
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     window: usize,
     /// Chunk of flash, which is not yet built
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     chunk: usize,
     /// Threads
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
     threads: usize,
     /// Steps to time
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true)]
     steps: usize,
 }
 
@@ -179,14 +181,20 @@ impl Step {
             "bf16" => return Err(Error::new("training in bf16 is not yet built; there are f32 and f64")),
             other => return Err(Error::new(unknown("dtype", other, &["f32", "f64", "bf16"]))),
         };
-        if !(1..=1024).contains(&self.threads) {
-            return Err(Error::new(format!("--threads must be from 1 to 1024, found {}", self.threads)));
+        let most = threads::MAX_THREADS;
+        if !(1..=most).contains(&self.threads) {
+            return Err(Error::new(format!("--threads must be from 1 to {most}, found {}", self.threads)));
+        }
+        // The largest count that a setting `params` may have, too.
+        let most = (1u64 << 40) as f64;
+        if !(self.params >= 1.0 && self.params <= most) {
+            return Err(Error::new(format!("--params must be a number from 1 to {most}, found {:?}", self.params)));
         }
         let Step { model, d_model, head_dim, heads, seq, batch, vocab, applications, steps, .. } = self;
         let params = self.params as usize;
         let bench =
             StepBench { model, dtype, d_model, head_dim, heads, seq, batch, vocab, applications, params, steps };
-        let timing = threads::with_threads(self.threads, || bench.run())?;
+        let timing = threads::try_with_threads(self.threads, || bench.run()).map_err(Error::new)??;
         json(&json!({
             "engine": concat!("kumiki ", env!("CARGO_PKG_VERSION")), "model": bench.model, "dtype": self.dtype,
             "params": timing.params, "step_ms": (timing.seconds * 1e4).round() / 10.0, "tok_s": timing.tok_s.round() as u64,

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use kumiki::tensor::threads;
 use kumiki_train::batches::Validation;
 use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::data::Data;
@@ -33,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH|math")]
     data: String,
     /// Tokens to predict, at most [default: as in training]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     tokens: Option<u64>,
     /// Which part of the text
     #[arg(long, value_enum, default_value_t = Split::Val)]
@@ -54,23 +53,31 @@ enum Split {
 /// The settings that a checkpoint was trained with; those of the default preset when it does not say.
 pub fn settings_of(path: &std::path::Path, checkpoint_notes: Option<&String>) -> Result<Settings> {
     let Some(text) = checkpoint_notes else { return Ok(Settings::default()) };
-    serde_json::from_str(text)
-        .map_err(|e| Error::new(format!("`{}`: its settings cannot be read: {e}", path.display())))
+    let wrong =
+        |e: &dyn std::fmt::Display| Error::new(format!("`{}`: its settings cannot be used: {e}", path.display()));
+    let settings: Settings = serde_json::from_str(text).map_err(|e| wrong(&e))?;
+    settings.check().map_err(|e| wrong(&e))?;
+    Ok(settings)
 }
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        threads::in_pool(|| self.evaluate())
+        output::in_pool(|| self.evaluate())
     }
 
     fn evaluate(self) -> Result<()> {
         let Checkpoint { model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
         let settings = settings_of(&self.checkpoint, notes.get("settings"))?;
         let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
+        if self.tokens == Some(0) {
+            return Err(Error::new("--tokens must be at least 1, found 0"));
+        }
+        // Memory must not follow from numbers in a file; the loss does not depend on the rows of a batch.
+        let rows = settings.batch.min((1 << 20) / settings.seq).max(1);
         let tokens = self.tokens.unwrap_or(settings.eval_tokens);
         let windows = match self.split {
-            Split::Val => data.validation(settings.batch, settings.seq, Some(tokens))?,
-            Split::Train => Some(Validation::new(data.train.clone(), settings.batch, settings.seq, Some(tokens))?),
+            Split::Val => data.validation(rows, settings.seq, Some(tokens))?,
+            Split::Train => Some(Validation::new(data.train.clone(), rows, settings.seq, Some(tokens))?),
         };
         let windows = windows.ok_or_else(|| {
             Error::new(format!(
@@ -78,7 +85,8 @@ impl Args {
                 data.note.as_deref().unwrap_or("nothing is held out")
             ))
         })?;
-        let found = evaluate(&model, &windows, |_| {})?;
+        let found = evaluate(&model, &windows, |_| {})
+            .map_err(|e| Error::new(format!("`{}`: {e}", self.checkpoint.display())))?;
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
         if self.json {
@@ -89,7 +97,8 @@ impl Args {
             }));
         }
         output::line(&format!(
-            "{name}, step {}, on {} ({split})",
+            "{}, step {}, on `{}` ({split})",
+            output::plain(name),
             notes.get("step").map_or("?", String::as_str),
             self.data
         ))?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kumiki::tensor::{DType, Rng, threads};
+use kumiki::tensor::{DType, Rng};
 use kumiki_train::sample::{Sampling, generate};
 use kumiki_train::tokenizer::{ByteTokenizer, StreamDecoder};
 use kumiki_train::{Result, checkpoint};
@@ -26,19 +26,19 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// Bytes to add
-    #[arg(long, value_name = "N", default_value_t = 300)]
+    #[arg(long, value_name = "N", default_value_t = 300, allow_negative_numbers = true)]
     tokens: usize,
     /// Above 1 bolder, below 1 safer, 0 always the likeliest
-    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "X", default_value_t = 0.8, allow_hyphen_values = true, help_heading = "Sampling")]
     temperature: f64,
     /// Only the K likeliest bytes; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: usize,
     /// Only the likeliest bytes that together reach this probability; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true, help_heading = "Sampling")]
     top_p: f64,
     /// Seed of the choices
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, help_heading = "Sampling")]
     seed: u64,
 }
 
@@ -46,17 +46,19 @@ impl Args {
     pub fn run(self) -> Result<()> {
         let sampling = Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p };
         sampling.check()?;
-        threads::in_pool(|| {
+        output::in_pool(|| {
             let model = checkpoint::load(&self.checkpoint, DType::F32)?.model;
             let prompt = ByteTokenizer.encode(self.prompt.as_bytes());
             let mut decoder = StreamDecoder::default();
             output::text(&decoder.push_bytes(self.prompt.as_bytes()))?;
             let mut rng = Rng::new(self.seed);
-            generate(&model, &prompt, self.tokens, &sampling, &mut rng, |id| {
+            let done = generate(&model, &prompt, self.tokens, &sampling, &mut rng, |id| {
                 output::text(&decoder.push_id(id)?)?;
                 Ok(true)
-            })?;
-            output::line(&decoder.flush())
+            });
+            // The line ends after an error, too, or its sentence would go on with the text.
+            let ended = if prompt.is_empty() { Ok(()) } else { output::line(&decoder.flush()) };
+            done.and(ended)
         })
     }
 }

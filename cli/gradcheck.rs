@@ -3,12 +3,11 @@
 use kumiki::autograd::Report;
 use kumiki::models::model_cases;
 use kumiki::ops::op_cases;
-use kumiki::tensor::threads;
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
 use serde_json::json;
 
-use crate::output::{json, line};
+use crate::output::{in_pool, json, line};
 
 /// An error of a gradient from here on is a failure.
 const LIMIT: f64 = 1e-6;
@@ -74,7 +73,7 @@ pub fn check_filter(kind: &str, filter: &str, names: &[&str]) -> Result<()> {
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        threads::in_pool(|| self.check())
+        in_pool(|| self.check())
     }
 
     fn check(self) -> Result<()> {

@@ -13,7 +13,7 @@ mod table;
 mod train;
 
 use std::error::Error as _;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     if error.source().and_then(|e| e.downcast_ref()).is_some_and(closed) {
         return ExitCode::SUCCESS;
     }
-    let _ = writeln!(io::stderr(), "kumiki: {error}");
+    output::remark(&format!("kumiki: {error}"));
     ExitCode::FAILURE
 }
 

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
-use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
 use serde::Serialize;
@@ -35,30 +35,31 @@ pub struct RunOptions {
     settings: SettingOptions,
 }
 
-/// One option for every field of [`Settings`], under the same name.
+/// One option for every field of [`Settings`], under the same name. Values below 0 are let through, so that the answer is
+/// the range; where they may be fractions as anything with a hyphen, for `-1e-3` is no number to clap.
 #[derive(clap::Args, Serialize)]
 struct SettingOptions {
     /// Seed of initial values and batch order
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
 
     /// Model width D
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     d_model: Option<usize>,
     /// Heads of TANGO
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     heads: Option<usize>,
     /// Key width of TANGO's heads
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     head_dim: Option<usize>,
     /// Heads of the Transformer++
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     transformer_heads: Option<usize>,
     /// Block applications L
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     blocks: Option<usize>,
     /// Parameters of each model outside of the token table; widths are solved for it
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     params: Option<usize>,
     /// Arithmetic: f32, or f64 for proofs
     #[arg(long, value_parser = PossibleValuesParser::new(["f32", "f64"]), help_heading = "Model")]
@@ -68,46 +69,46 @@ struct SettingOptions {
     checkpoint_activations: Option<bool>,
 
     /// Optimiser steps
-    #[arg(long, value_name = "N", help_heading = "Budget")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     steps: Option<u64>,
     /// Sequence length T, in bytes
-    #[arg(long, value_name = "N", help_heading = "Budget")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     seq: Option<usize>,
     /// Rows of a batch
-    #[arg(long, value_name = "N", help_heading = "Budget")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     batch: Option<usize>,
     /// Batches per optimiser step
-    #[arg(long, value_name = "N", help_heading = "Budget")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     accumulate: Option<usize>,
 
     /// Highest learning rate
-    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     lr: Option<f64>,
     /// Learning rate at the end, as a part of the highest
-    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     lr_floor: Option<f64>,
     /// Steps of linear warm-up
-    #[arg(long, value_name = "N", help_heading = "Optimiser")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Optimiser")]
     warmup: Option<u64>,
     /// Course of the learning rate after the warm-up (wsd: constant, then a line over the last fifth)
     #[arg(long, value_parser = PossibleValuesParser::new(["cosine", "linear", "wsd", "constant"]))]
     #[arg(help_heading = "Optimiser")]
     schedule: Option<String>,
     /// Decay of matrices per step and unit of learning rate
-    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     weight_decay: Option<f64>,
     /// Largest global gradient norm
-    #[arg(long, value_name = "X", help_heading = "Optimiser")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     clip: Option<f64>,
 
     /// Steps between evaluations; 0 for one at the end
-    #[arg(long, value_name = "N", help_heading = "Evaluation")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
     eval_every: Option<u64>,
     /// Held-out tokens of an evaluation
-    #[arg(long, value_name = "N", help_heading = "Evaluation")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
     eval_tokens: Option<u64>,
     /// Part of a text, at its end, that is held out
-    #[arg(long, value_name = "X", help_heading = "Evaluation")]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Evaluation")]
     val_fraction: Option<f64>,
 }
 
@@ -133,17 +134,23 @@ impl RunOptions {
         let preset = text(&mut file, "preset", self.config.as_deref())?;
         let data = text(&mut file, "data", self.config.as_deref())?;
         let models = models(&mut file, models_key, self.config.as_deref())?;
-        let preset = self.preset.clone().or(preset).unwrap_or_else(|| "tiny".to_owned());
-        let mut settings = Settings::preset(&preset)?;
+        let blamed =
+            |e| if self.preset.is_none() && preset.is_some() { in_file(self.config.as_deref(), &e) } else { e };
+        let preset = self.preset.as_ref().or(preset.as_ref()).map_or("tiny", String::as_str).to_owned();
+        let mut settings = Settings::preset(&preset).map_err(blamed)?;
+        let mut without = settings.clone();
         for (key, value) in file {
             settings.set(&key, value).map_err(|e| in_file(self.config.as_deref(), &e))?;
         }
         let options = serde_json::to_value(&self.settings).map_err(|e| Error::new(e.to_string()))?;
         for (key, value) in options.as_object().into_iter().flatten() {
             if let Some(value) = given(&self.settings, key, value)? {
-                settings.set(key, value)?;
+                settings.set(key, value.clone())?;
+                without.set(key, value)?;
             }
         }
+        // What would be right without the file is the file's mistake.
+        settings.check().map_err(|e| if without.check().is_ok() { in_file(self.config.as_deref(), &e) } else { e })?;
         let data = self.data.clone().or(data).unwrap_or_else(|| "math".to_owned());
         Ok(Resolved { preset, data, models, settings })
     }
@@ -171,6 +178,12 @@ fn in_file(path: Option<&Path>, error: &dyn std::fmt::Display) -> Error {
 }
 
 fn read_config(path: &Path, models_key: &str) -> Result<Map<String, Value>> {
+    let meta = std::fs::metadata(path).map_err(|e| Error::io("read the configuration", path, e))?;
+    // A pipe would be waited for, a device read, for ever.
+    if !meta.is_file() {
+        let path = path.display();
+        return Err(Error::new(format!("`{path}` is no regular file; expected a configuration in TOML")));
+    }
     let source = std::fs::read_to_string(path).map_err(|e| Error::io("read the configuration", path, e))?;
     let table: toml::Table = toml::from_str(&source).map_err(|e| {
         let at = e.span().map_or(0, |span| span.start.min(source.len()));
@@ -201,7 +214,7 @@ fn text(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result
 /// Takes the names of models out: one name, or a list of them.
 fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result<Option<Vec<String>>> {
     let name = |value: &Value| value.as_str().map(str::to_owned);
-    let names = match file.remove(key) {
+    let names: (Option<Vec<String>>, Value) = match file.remove(key) {
         None => return Ok(None),
         Some(Value::Array(values)) if key == "models" => {
             (values.iter().map(name).collect::<Option<_>>(), Value::Array(values))
@@ -209,7 +222,10 @@ fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Resu
         Some(value) => (name(&value).map(|name| vec![name]), value),
     };
     match names {
-        (Some(names), _) => Ok(Some(names)),
+        (Some(names), _) => match names.iter().find(|name| !MODELS.contains(&name.as_str())) {
+            Some(wrong) => Err(in_file(path, &unknown("model", wrong, &MODELS))),
+            None => Ok(Some(names)),
+        },
         (None, found) => {
             Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}")))
         }

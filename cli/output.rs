@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use kumiki::tensor::threads;
 use kumiki_train::{Error, Result};
 use serde::Serialize;
 
@@ -23,9 +24,21 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     line(&serde_json::to_string(value).map_err(|e| Error::new(format!("cannot write JSON: {e}")))?)
 }
 
+/// Runs `f` on the threads of the pool. That they cannot be started is an error here, a panic later.
+pub fn in_pool<R: Send>(f: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    threads::start().map_err(Error::new)?;
+    threads::in_pool(f)
+}
+
+/// `text` with control characters written out: what comes from a file must not steer the terminal.
+pub fn plain(text: &str) -> String {
+    let write = |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(write).collect()
+}
+
 /// Writes a remark to standard error; that it cannot be read there is no reason to stop.
 pub fn remark(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", plain(line));
 }
 
 /// How the user called this program, for commands to copy: by its path when it is not on the search path.
@@ -45,7 +58,12 @@ pub fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::{plain, quoted};
+
+    #[test]
+    fn control_characters_are_written_out() {
+        assert_eq!(plain("a\u{1b}[31m\r\u{9b}é\n"), "a\\u{1b}[31m\\r\\u{9b}é\n");
+    }
 
     #[test]
     fn words_survive_a_shell() {

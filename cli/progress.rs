@@ -8,7 +8,7 @@ use kumiki_train::compare::{Event, ModelResult};
 use kumiki_train::trainer::StepReport;
 
 use crate::output::remark;
-use crate::table::{clock, duration, short};
+use crate::table::{clock, count, duration, short};
 
 /// Without a terminal: at most one line in this time, besides those with a validation loss.
 const QUIET: Duration = Duration::from_secs(10);
@@ -49,8 +49,14 @@ impl Progress {
             Event::Start { model, steps } => self.start(model, steps),
             Event::Step(report) => self.step(report),
             Event::Evaluating { done, total } => {
-                if let Some(bar) = &self.bar {
-                    bar.set_message(format!("validating {:.0} %", 100.0 * done as f64 / total as f64));
+                let text = format!("validating {:.0} %", 100.0 * done as f64 / total as f64);
+                match &self.bar {
+                    Some(bar) => bar.set_message(text),
+                    None if self.is_quiet() && done < total => {
+                        self.last_line = Some(Instant::now());
+                        remark(&format!("{:<1$}  {text}", self.name, self.name_width));
+                    }
+                    None => {}
                 }
             }
             Event::Evaluated(evaluation) => {
@@ -87,9 +93,15 @@ impl Progress {
                 bar.set_message(self.numbers());
                 bar.set_position(report.step);
             }
-            None if self.last_line.is_none_or(|at| at.elapsed() >= QUIET) => self.line(report),
+            // The last step has its line from the evaluation and the end.
+            None if report.step < self.steps && self.is_quiet() => self.line(report),
             None => {}
         }
+    }
+
+    /// Whether nothing was written for so long that one could think it hangs.
+    fn is_quiet(&self) -> bool {
+        self.last_line.unwrap_or(self.started).elapsed() >= QUIET
     }
 
     /// `loss 2.345  val 2.401  12.3k tok/s  1m20s left`.
@@ -110,9 +122,9 @@ impl Progress {
 
     fn done(&mut self, result: &ModelResult) {
         let text = format!(
-            "{:<4$}  {} steps in {}{}",
+            "{:<4$}  {} in {}{}",
             result.model,
-            self.steps,
+            count(self.steps, "step"),
             duration(result.seconds),
             result.val_nll.map_or(String::new(), |nll| format!(", validation loss {nll:.3}")),
             self.name_width,

@@ -2,20 +2,19 @@
 
 use std::path::Path;
 
-use kumiki::tensor::threads;
 use kumiki_train::Result;
 use kumiki_train::compare::ModelResult;
 use kumiki_train::data::Data;
 use kumiki_train::run::{Plan, Results, Run};
 
-use crate::output::{line, program, quoted, remark};
+use crate::output::{in_pool, line, program, quoted, remark};
 use crate::progress::Progress;
-use crate::table::{optional, short, table, thousands};
+use crate::table::{count, optional, short, table, thousands};
 
 /// Trains the plan's models one after the other; prints the table and where everything lies.
 pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
-    threads::in_pool(|| {
+    in_pool(|| {
         plan.check()?;
         let data = Data::open(data, plan.settings.val_fraction, plan.settings.seq)?;
         let note = data.note.clone();
@@ -23,15 +22,15 @@ pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
         let Results { plan, data, machine, .. } = &run.results;
         let models = plan.models.clone();
         remark(&format!(
-            "{} on {}, preset {}, seed {}: {} steps of {} tokens each ({}, {} threads)",
+            "{} on `{}`, preset {}, seed {}: {} of {} each ({}, {})",
             plan.experiment,
             data.name,
             plan.preset,
             plan.settings.seed,
-            plan.settings.steps,
-            thousands((plan.settings.batch * plan.settings.seq * plan.settings.accumulate) as u64),
+            count(plan.settings.steps, "step"),
+            count((plan.settings.batch * plan.settings.seq * plan.settings.accumulate) as u64, "token"),
             machine.simd,
-            machine.threads,
+            count(machine.threads as u64, "thread"),
         ));
         if let Some(note) = note {
             remark(&format!("note: {note}"));
@@ -42,15 +41,17 @@ pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
                 progress.clear();
                 if !run.results.rows.is_empty() {
                     line(&report(&run.results))?;
-                    remark(&format!("the models that are done stay in {}", folder.display()));
+                    remark(&format!("the models that are done stay in `{}`", folder.display()));
                 }
                 return Err(error);
             }
         }
-        run.finish()?;
+        let finished = run.finish();
+        // The numbers first: they must not be lost with a file that cannot be written.
         line(&report(&run.results))?;
+        finished?;
         let models = models.join("/ ") + "/";
-        line(&format!("\nFiles in {}: results.json log.jsonl curves.svg {models}", folder.display()))?;
+        line(&format!("\nFiles in `{}`: results.json log.jsonl curves.svg {models}", folder.display()))?;
         let checkpoint = folder.join(&run.results.plan.models[0]);
         let prompt = if run.results.data.name == "math" { "What is 12 + 30?" } else { "The " };
         line(&format!(

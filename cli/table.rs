@@ -31,6 +31,11 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
+/// `1 step`, `2,000 steps`.
+pub fn count(n: u64, what: &str) -> String {
+    format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
+}
+
 /// `1234567` as `1.23 M`.
 pub fn short(x: f64) -> String {
     let (value, unit) = match x {
@@ -82,6 +87,7 @@ mod tests {
 
     #[test]
     fn numbers() {
+        assert_eq!([count(1, "step"), count(0, "step"), count(2000, "step")], ["1 step", "0 steps", "2,000 steps"]);
         assert_eq!([thousands(7), thousands(1000), thousands(1_234_567)], ["7", "1,000", "1,234,567"]);
         assert_eq!(
             [short(999.0), short(1234.0), short(12_345.0), short(9.44e12)],

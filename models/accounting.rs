@@ -11,6 +11,9 @@ pub enum Pairs {
     Causal,
 }
 
+/// The most block applications of a model; more are taken for a mistake.
+pub const MAX_APPLICATIONS: usize = 1024;
+
 /// Multiply-accumulates of one forward pass over one sequence, by what they are spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Macs {
@@ -30,20 +33,26 @@ impl Macs {
 }
 
 /// Parameters of one set of blocks, norms and scales included.
-fn params_per_set(architecture: &Architecture) -> usize {
+fn params_per_set(architecture: &Architecture) -> u128 {
+    let [d, heads] = [architecture.d_model(), architecture.heads()].map(|size| size as u128);
     match architecture {
-        Architecture::Tango(c) => {
-            let (d, keys) = (c.d_model, c.heads * c.head_dim);
-            d + 2 * keys * d + 3 * c.gate_width * d + c.heads
-        }
-        Architecture::Transformer(c) => 2 * c.d_model + 4 * c.d_model * c.d_model + 3 * c.d_ff * c.d_model,
+        Architecture::Tango(c) => d + 2 * heads * c.head_dim as u128 * d + 3 * c.gate_width as u128 * d + heads,
+        Architecture::Transformer(c) => 2 * d + 4 * d * d + 3 * c.d_ff as u128 * d,
     }
+}
+
+/// As [`total_params`] for sizes below `2^36`, whose product may be beyond `usize`.
+fn wide_params(config: &LanguageModelConfig) -> u128 {
+    let architecture = &config.architecture;
+    let sets = if architecture.tied() { 1 } else { architecture.applications() };
+    let d = architecture.d_model() as u128;
+    sets as u128 * params_per_set(architecture) + config.n_vocab as u128 * d + d
 }
 
 /// Distinct parameters of the blocks.
 pub fn block_params(architecture: &Architecture) -> usize {
     let sets = if architecture.tied() { 1 } else { architecture.applications() };
-    sets * params_per_set(architecture)
+    sets * params_per_set(architecture) as usize
 }
 
 /// Distinct parameters of a model: blocks, token table, last norm.
@@ -58,10 +67,10 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
         Architecture::Tango(c) => &[c.d_model, c.heads, c.head_dim, c.gate_width, c.applications],
         Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
     };
-    // No count below multiplies more than two sizes and a small number with the applications.
-    let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| size < 1 << 26)
-        && config.architecture.applications() < 1 << 8;
-    plausible.then(|| total_params(config))
+    // At most four sizes and a small number are multiplied, one of them the applications.
+    let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| (size as u64) < 1 << 36)
+        && config.architecture.applications() <= MAX_APPLICATIONS;
+    plausible.then(|| usize::try_from(wide_params(config)).ok())?
 }
 
 /// Multiply-accumulates of a forward pass over `seq` tokens. Norms, rotations and elementwise work are not counted.
@@ -85,6 +94,27 @@ pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> Macs {
 mod tests {
     use super::*;
     use crate::{TangoConfig, TransformerConfig};
+
+    #[test]
+    fn sizes_beyond_counting_are_none() {
+        let config = |size: usize, applications| LanguageModelConfig {
+            n_vocab: 256,
+            architecture: Architecture::Tango(TangoConfig {
+                d_model: size,
+                heads: size,
+                head_dim: size,
+                gate_width: size,
+                applications,
+                tied: true,
+                rope_base: 1e4,
+            }),
+        };
+        assert_eq!(checked_total_params(&config(4, 1024)), Some(total_params(&config(4, 1024))));
+        assert_eq!(checked_total_params(&config(4, 1025)), None);
+        for bits in [25, 35, 40, 63] {
+            assert_eq!(checked_total_params(&config(1 << bits, 4)), None, "{bits}");
+        }
+    }
 
     #[test]
     fn the_papers_macs_come_out() {

@@ -53,6 +53,14 @@ impl Architecture {
         }
     }
 
+    /// Heads H.
+    pub fn heads(&self) -> usize {
+        match self {
+            Architecture::Tango(c) => c.heads,
+            Architecture::Transformer(c) => c.heads,
+        }
+    }
+
     /// Block applications L.
     pub fn applications(&self) -> usize {
         match self {

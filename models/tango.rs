@@ -58,6 +58,9 @@ impl TangoConfig {
                 self.heads, self.gate_width
             ));
         }
+        if !(self.rope_base.is_finite() && self.rope_base > 0.0) {
+            return Err(format!("tango: rope_base must be a positive number, found {}", self.rope_base));
+        }
         Ok(())
     }
 }

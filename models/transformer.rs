@@ -49,6 +49,9 @@ impl TransformerConfig {
                 self.d_model, self.heads
             ));
         }
+        if !(self.rope_base.is_finite() && self.rope_base > 0.0) {
+            return Err(format!("transformer: rope_base must be a positive number, found {}", self.rope_base));
+        }
         Ok(())
     }
 }

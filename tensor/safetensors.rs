@@ -4,12 +4,13 @@
 //! is allocated. Files are written under a temporary name, flushed to the disk and renamed: a crash in between leaves
 //! the old file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -75,13 +76,39 @@ fn to_tensor(name: &str, view: &TensorView) -> Result<Tensor> {
     })
 }
 
+/// The name that a header, an object in JSON, has twice. The `safetensors` crate would take one of the two.
+fn duplicate(header: &[u8]) -> serde_json::Result<Option<String>> {
+    struct Names;
+    impl<'de> Visitor<'de> for Names {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Option<String>, A::Error> {
+            let (mut seen, mut twice) = (BTreeSet::new(), None);
+            while let Some((name, _)) = map.next_entry::<String, IgnoredAny>()? {
+                if let Some(name) = seen.replace(name) {
+                    twice.get_or_insert(name);
+                }
+            }
+            Ok(twice)
+        }
+    }
+    serde_json::Deserializer::from_slice(header).deserialize_map(Names)
+}
+
 /// Reads the contents of a file that is in memory.
 ///
 /// # Errors
-/// When the header is not valid, does not fit the data or names a type that tensors cannot have.
+/// When the header is not valid, does not fit the data, has a name twice or names a type that tensors cannot have.
 pub fn from_buffer(bytes: &[u8]) -> Result<Contents> {
     let not_valid = || Error::new(format!("these {} bytes are not a valid safetensors file", bytes.len()));
-    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| not_valid().because(e))?;
+    let (length, header) = SafeTensors::read_metadata(bytes).map_err(|e| not_valid().because(e))?;
+    if let Some(name) = duplicate(&bytes[8..8 + length]).map_err(|e| not_valid().because(e))? {
+        return Err(not_valid().because(format!("its header names `{name}` twice")));
+    }
     let file = SafeTensors::deserialize(bytes).map_err(|e| not_valid().because(e))?;
     let mut out = Contents::default();
     for (name, view) in file.iter() {
@@ -96,11 +123,30 @@ pub fn from_buffer(bytes: &[u8]) -> Result<Contents> {
 /// # Errors
 /// When the file cannot be read or is not valid; the sentence names it.
 pub fn load(path: &Path) -> Result<Contents> {
-    let bytes = std::fs::read(path).map_err(|e| Error::new(format!("cannot read {}", path.display())).because(e))?;
-    from_buffer(&bytes).map_err(|e| Error::new(format!("cannot load {}", path.display())).because(e))
+    let bytes = std::fs::read(path).map_err(|e| Error::new(format!("cannot read `{}`", path.display())).because(e))?;
+    from_buffer(&bytes).map_err(|e| Error::new(format!("cannot load `{}`", path.display())).because(e))
 }
 
-/// Writes a file, whole or not at all.
+/// The start of the file `encoded` with `metadata` put into its header, and the data that follow. The crate would write
+/// the metadata in an order that differs from run to run; the same model must give the same bytes.
+fn with_metadata<'a>(
+    encoded: &'a [u8],
+    metadata: &BTreeMap<String, String>,
+) -> serde_json::Result<(Vec<u8>, &'a [u8])> {
+    let length = u64::from_le_bytes(encoded[..8].try_into().expect("8 bytes")) as usize;
+    let (tensors, data) = encoded[8..].split_at(length);
+    let tensors = tensors[1..].trim_ascii_end();
+    let comma = if tensors == b"}" { "" } else { "," };
+    let mut header = format!("{{\"__metadata__\":{}{comma}", serde_json::to_string(metadata)?).into_bytes();
+    header.extend(tensors);
+    // The data start on a multiple of 8 bytes.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut start = (header.len() as u64).to_le_bytes().to_vec();
+    start.extend(header);
+    Ok((start, data))
+}
+
+/// Writes a file, whole or not at all. The same tensors and metadata give the same bytes.
 ///
 /// # Errors
 /// When the folder does not exist or cannot be written; the file that was there before stays as it was.
@@ -109,7 +155,7 @@ pub fn save<'a>(
     tensors: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let failed = |doing: &str| Error::new(format!("cannot {doing} {}", path.display()));
+    let failed = |doing: &str| Error::new(format!("cannot {doing} `{}`", path.display()));
     let bytes: Vec<(&str, DType, Vec<usize>, Vec<u8>)> =
         tensors.into_iter().map(|(name, t)| (name, t.dtype(), t.shape().to_vec(), to_bytes(t))).collect();
     let mut views = Vec::with_capacity(bytes.len());
@@ -118,21 +164,22 @@ pub fn save<'a>(
             TensorView::new(to_file_type(*dtype), shape.clone(), data).map_err(|e| failed("write").because(e))?;
         views.push((*name, view));
     }
-    let header: HashMap<String, String> = metadata.clone().into_iter().collect();
-    let encoded = safetensors::serialize(views, Some(header)).map_err(|e| failed("write").because(e))?;
+    let encoded = safetensors::serialize(views, None).map_err(|e| failed("write").because(e))?;
+    let (start, data) = with_metadata(&encoded, metadata).map_err(|e| failed("write").because(e))?;
 
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".partial");
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&temporary)?;
-        file.write_all(&encoded)?;
+        file.write_all(&start)?;
+        file.write_all(data)?;
         file.sync_all()?;
         std::fs::rename(&temporary, path)
     };
     write().map_err(|e| {
         // What is left of the failed attempt helps nobody; that it cannot be removed changes nothing either.
         let _ = std::fs::remove_file(&temporary);
-        failed(&format!("write {} bytes to", encoded.len())).because(e)
+        failed(&format!("write {} bytes to", start.len() + data.len())).because(e)
     })
 }
 
@@ -162,6 +209,25 @@ mod tests {
     }
 
     #[test]
+    fn the_same_contents_give_the_same_bytes_with_keys_in_order() {
+        let dir = std::env::temp_dir().join(format!("kumiki-safetensors-order-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.safetensors");
+        let metadata: BTreeMap<String, String> = (0..9).map(|i| (format!("k{i}"), format!("\"{i}\u{1b}é"))).collect();
+        let x = Tensor::from_slice(&[1f32, 2.0], &[2]);
+        for tensors in [vec![], vec![("x", &x)]] {
+            save(&path, tensors.clone(), &metadata).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            let header = String::from_utf8_lossy(&bytes);
+            let at: Vec<_> = metadata.keys().map(|key| header.find(&format!("\"{key}\"")).unwrap()).collect();
+            assert!(at.is_sorted(), "{header}");
+            let back = load(&path).unwrap();
+            assert_eq!((back.metadata, back.tensors.len()), (metadata.clone(), tensors.len()));
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
     fn damaged_files_are_refused_without_panic() {
         let file = |header: &str, data: usize| {
             let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -173,6 +239,10 @@ mod tests {
             format!(r#"{{"x":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
         assert!(from_buffer(&file(&entry("[1]", "[0,4]"), 4)).is_ok());
+        let once = entry("[1]", "[0,4]");
+        let twice = format!("{},{}", &once[..once.len() - 1], &once[1..]);
+        let error = from_buffer(&file(&twice, 4)).unwrap_err().to_string();
+        assert!(error.contains("its header names `x` twice"), "{error}");
         for bad in [
             u64::MAX.to_le_bytes().to_vec(),
             vec![],

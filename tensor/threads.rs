@@ -13,17 +13,21 @@ use rayon::prelude::*;
 /// Work below this many "element operations" runs on the calling thread: waking a second thread costs more.
 pub const SERIAL_BELOW: usize = 32 * 1024;
 
+/// More threads than any machine has use for; asking for more is taken for a mistake.
+pub const MAX_THREADS: usize = 1024;
+
 static POOL: OnceLock<rayon::ThreadPool> = OnceLock::new();
 
 /// The number of threads that `KUMIKI_THREADS` or `RAYON_NUM_THREADS` asks for, or of the machine.
 ///
 /// # Errors
-/// A sentence naming the variable when its value is not a positive number.
+/// A sentence naming the variable when its value is not a number from 1 to [`MAX_THREADS`].
 pub fn configured_threads() -> Result<usize, String> {
     for name in ["KUMIKI_THREADS", "RAYON_NUM_THREADS"] {
         if let Ok(text) = std::env::var(name) {
             return match text.trim().parse::<usize>() {
                 Ok(0) | Err(_) => Err(format!("{name} must be a positive number of threads, found `{text}`")),
+                Ok(n) if n > MAX_THREADS => Err(format!("{name} must be at most {MAX_THREADS} threads, found {n}")),
                 Ok(n) => Ok(n),
             };
         }
@@ -31,20 +35,37 @@ pub fn configured_threads() -> Result<usize, String> {
     Ok(std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-fn new_pool(threads: usize) -> rayon::ThreadPool {
+fn new_pool(threads: usize) -> Result<rayon::ThreadPool, String> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("kumiki-{i}"))
         .build()
-        .expect("the operating system refused to start worker threads")
+        .map_err(|e| format!("the system refused to start {threads} threads: {e}"))
+}
+
+/// Starts the pool, so that what can go wrong with it is told before any work: otherwise its first use starts it.
+///
+/// # Errors
+/// As [`configured_threads`], and when the system refuses.
+pub fn start() -> Result<(), String> {
+    if POOL.get().is_none() && rayon::current_thread_index().is_none() {
+        let pool = new_pool(configured_threads()?)?;
+        // Somebody else may have been faster: then theirs is as good.
+        let _ = POOL.set(pool);
+    }
+    Ok(())
 }
 
 /// Runs `f` inside the pool (or in place when the caller already is on a pool's thread).
+///
+/// # Panics
+/// When the pool is not started yet and cannot be; see [`start`].
 pub fn in_pool<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     if rayon::current_thread_index().is_some() {
         f()
     } else {
-        POOL.get_or_init(|| new_pool(configured_threads().unwrap_or_else(|error| panic!("{error}")))).install(f)
+        let pool = || configured_threads().and_then(new_pool).unwrap_or_else(|error| panic!("{error}"));
+        POOL.get_or_init(pool).install(f)
     }
 }
 
@@ -60,10 +81,21 @@ pub fn current_threads() -> usize {
 /// Runs `f` on a fresh pool of `threads` threads: for tests and measurements.
 ///
 /// # Panics
-/// When `threads` is 0.
+/// When `threads` is 0 or the system refuses to start them.
 pub fn with_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    try_with_threads(threads, f).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`with_threads`], for a number that comes from outside.
+///
+/// # Errors
+/// When the system refuses to start so many.
+///
+/// # Panics
+/// When `threads` is 0.
+pub fn try_with_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> Result<R, String> {
     assert!(threads > 0, "with_threads: at least one thread is needed");
-    new_pool(threads).install(f)
+    Ok(new_pool(threads)?.install(f))
 }
 
 fn stays_serial(items: usize, cost: usize) -> bool {

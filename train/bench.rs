@@ -7,6 +7,7 @@ use kumiki_models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfi
 use kumiki_nn::{AdamW, Module, clip_global_norm};
 use kumiki_tensor::{DType, Rng};
 
+use crate::memory;
 use crate::suggest::unknown;
 use crate::{Error, Result};
 
@@ -56,8 +57,12 @@ impl StepBench {
     pub fn config(&self) -> Result<LanguageModelConfig> {
         let &StepBench { d_model: d, head_dim, heads, applications, params, .. } = self;
         let limit = 1 << 20;
-        let axes = [d, head_dim, heads, self.seq, self.batch, self.vocab, applications, self.steps];
-        let names = ["d-model", "head-dim", "heads", "seq", "batch", "vocab", "applications", "steps"];
+        let axes = [d, head_dim, heads, self.seq, self.batch, self.vocab, self.steps];
+        let names = ["d-model", "head-dim", "heads", "seq", "batch", "vocab", "steps"];
+        let most = accounting::MAX_APPLICATIONS;
+        if !(1..=most).contains(&applications) {
+            return Err(Error::new(format!("--applications must be from 1 to {most}, found {applications}")));
+        }
         if let Some(i) = axes.iter().position(|size| !(1..=limit).contains(size)) {
             return Err(Error::new(format!("--{} must be from 1 to {limit}, found {}", names[i], axes[i])));
         }
@@ -105,9 +110,12 @@ impl StepBench {
     /// Times the steps: forward, backward, clipping and AdamW on random tokens.
     ///
     /// # Errors
-    /// As [`StepBench::config`]; also when a gradient is not finite.
+    /// As [`StepBench::config`]; also when the memory cannot do or a gradient is not finite.
     pub fn run(&self) -> Result<StepTiming> {
         let config = self.config()?;
+        let StepBench { dtype, batch: rows, seq, .. } = *self;
+        let step = memory::Step { dtype, rows, seq, accumulate: 1, recompute: false };
+        step.check(&self.model, &config, "--params, --batch, --seq or --vocab")?;
         let failed = |e: kumiki_tensor::Error| Error::new(e.to_string());
         let mut model = LanguageModel::new(&config, 0, self.dtype).map_err(failed)?;
         let mut rng = Rng::new(0);

@@ -7,7 +7,12 @@ use kumiki_models::{LanguageModel, LanguageModelConfig};
 use kumiki_nn::Module;
 use kumiki_tensor::{DType, Tensor, safetensors};
 
+use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
+
+/// What a file says that this program can read.
+const FORMAT: &str = "kumiki language model, version ";
+const VERSION: u64 = 1;
 
 /// The file inside of the folder.
 pub const MODEL_FILE: &str = "model.safetensors";
@@ -27,12 +32,17 @@ pub struct Checkpoint {
 /// When there is none, or several: then they are named.
 pub fn find(path: &Path) -> Result<PathBuf> {
     let meta = std::fs::metadata(path).map_err(|e| Error::io("open the checkpoint", path, e))?;
+    // A pipe would be waited for, a device read, for ever.
+    let regular = |file: PathBuf| match file.is_file() {
+        true => Ok(file),
+        false => Err(Error::new(format!("`{}` is no regular file; expected a trained model", file.display()))),
+    };
     if !meta.is_dir() {
-        return Ok(path.to_owned());
+        return regular(path.to_owned());
     }
     let here = path.join(MODEL_FILE);
     if here.exists() {
-        return Ok(here);
+        return regular(here);
     }
     let entries = std::fs::read_dir(path).map_err(|e| Error::io("read the folder", path, e))?;
     let mut below: Vec<PathBuf> =
@@ -40,7 +50,7 @@ pub fn find(path: &Path) -> Result<PathBuf> {
     below.sort();
     match below.as_slice() {
         [] => Err(Error::new(format!("`{}` has no {MODEL_FILE}, nor has a folder in it", path.display()))),
-        [one] => Ok(one.join(MODEL_FILE)),
+        [one] => regular(one.join(MODEL_FILE)),
         several => {
             let names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
             Err(Error::new(format!(
@@ -62,25 +72,51 @@ pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, Strin
     let config =
         serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
     let mut metadata = notes.clone();
-    metadata.insert("format".into(), "kumiki language model, version 1".into());
+    metadata.insert("format".into(), format!("{FORMAT}{VERSION}"));
     metadata.insert("config".into(), config);
     let params = model.params();
     let tensors: Vec<(&str, &Tensor)> = params.iter().map(|(name, param)| (name.as_str(), param.value())).collect();
     safetensors::save(&folder.join(MODEL_FILE), tensors, &metadata).map_err(|e| Error::new(e.to_string()))
 }
 
+/// What is wrong with what a header says beside the model, if anything. Absent notes are not wrong.
+fn check_notes(notes: &BTreeMap<String, String>) -> std::result::Result<(), String> {
+    if let Some(format) = notes.get("format") {
+        match format.strip_prefix(FORMAT).and_then(|version| version.parse::<u64>().ok()) {
+            Some(VERSION) => {}
+            Some(version) if version > VERSION => {
+                return Err(format!("its format is version {version}, this program reads version {VERSION} only"));
+            }
+            _ => return Err(format!("its format is `{format}`; expected `{FORMAT}{VERSION}`")),
+        }
+    }
+    if let Some(step) = notes.get("step").filter(|step| step.parse::<u64>().is_err()) {
+        return Err(format!("its step must be a number, found `{step}`"));
+    }
+    match notes.get("tokenizer") {
+        Some(other) if other != "byte" => Err(format!("its tokenizer is `{other}`; only `byte` is known")),
+        _ => Ok(()),
+    }
+}
+
 /// Reads a model back, with parameters of `dtype`. `path` is the file or a folder, as for [`find`].
 ///
 /// # Errors
-/// When there is no such file, it is damaged, it does not say which model it holds, or tensors and model do not fit.
+/// When there is no such file, it is damaged, it does not say which model it holds, tensors and model do not fit, or the
+/// model needs something that this program does not have: another tokenizer, a newer format.
 pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     let file = find(path)?;
     let mut contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
-    let failed = |why: String| Error::new(format!("cannot load {}: {why}", file.display()));
+    let failed = |why: String| Error::new(format!("cannot load `{}`: {why}", file.display()));
+    check_notes(&contents.metadata).map_err(failed)?;
     let config = (contents.metadata.get("config"))
         .ok_or_else(|| failed("its header has no `config`, so it was not written by kumiki".into()))?;
     let config: LanguageModelConfig =
         serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
+    let ids = ByteTokenizer::VOCAB;
+    if config.n_vocab != ids {
+        return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.n_vocab)));
+    }
     // The sizes come from a file: a model that the file cannot hold must not be allocated.
     let wanted = kumiki_models::accounting::checked_total_params(&config)
         .ok_or_else(|| failed("its sizes are absurd".into()))?;
@@ -92,4 +128,72 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
     contents.metadata.remove("config");
     Ok(Checkpoint { model, notes: contents.metadata })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use crate::settings::Settings;
+
+    fn notes(key: &str, value: &str) -> BTreeMap<String, String> {
+        [(key.to_owned(), value.to_owned())].into()
+    }
+
+    /// A small model's file whose header has `key` set to `value`.
+    fn changed(dir: &Scratch, key: &str, value: &str) -> PathBuf {
+        let config = Settings::preset("nano").unwrap().model("tango", 256).unwrap();
+        let model = LanguageModel::new(&config, 0, DType::F32).unwrap();
+        save(dir.path(), &model, &BTreeMap::new()).unwrap();
+        let file = dir.path().join(MODEL_FILE);
+        let mut contents = safetensors::load(&file).unwrap();
+        contents.metadata.insert(key.to_owned(), value.to_owned());
+        safetensors::save(&file, contents.tensors.iter().map(|(n, t)| (n.as_str(), t)), &contents.metadata).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_with_the_files_name() {
+        let dir = Scratch::new();
+        let load = |file: &Path| load(file, DType::F32).map(drop);
+        load(&changed(&dir, "step", "12")).unwrap();
+        let config = Settings::preset("nano").unwrap();
+        let with = |vocab: usize, base: f64| {
+            let mut config = config.model("tango", vocab).unwrap();
+            if let kumiki_models::Architecture::Tango(c) = &mut config.architecture {
+                c.rope_base = base;
+            }
+            serde_json::to_string(&config).unwrap()
+        };
+        for (key, value, phrase) in [
+            ("step", "many", "its step must be a number, found `many`"),
+            ("tokenizer", "bpe", "its tokenizer is `bpe`; only `byte` is known"),
+            ("format", "kumiki language model, version 2", "version 2, this program reads version 1 only"),
+            ("format", "something", "its format is `something`"),
+            ("config", &with(100, 1e4), "its n_vocab must be 256, the number of bytes, found 100"),
+            ("config", &with(256, 0.0), "rope_base must be a positive number, found 0"),
+            ("config", &with(256, -1.0), "rope_base must be a positive number, found -1"),
+        ] {
+            let file = changed(&dir, key, value);
+            let error = load(&file).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{}`", file.display())) && error.contains(phrase), "{error}");
+        }
+        assert!(check_notes(&notes("step", "-1")).is_err());
+    }
+
+    #[test]
+    fn a_model_of_many_blocks_comes_back() {
+        let dir = Scratch::new();
+        let settings = Settings { blocks: 1024, ..Settings::preset("nano").unwrap() };
+        let model = LanguageModel::new(&settings.model("tango", 256).unwrap(), 0, DType::F32).unwrap();
+        save(dir.path(), &model, &BTreeMap::new()).unwrap();
+        load(dir.path(), DType::F32).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn devices_are_no_models() {
+        let error = find(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(error.contains("`/dev/zero` is no regular file"), "{error}");
+    }
 }

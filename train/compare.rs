@@ -79,7 +79,7 @@ pub struct ModelResult {
 }
 
 /// Trains one model as the settings say. Steps go to `log`; the model is saved in `folder` at the start, after every
-/// evaluation that finds a finite loss, and at the end. `show` hears of everything.
+/// evaluation that finds a finite loss, and at the end; never when a parameter is not finite. `show` hears of everything.
 ///
 /// # Errors
 /// As the parts do. When a loss or a gradient is no number, the sentence says in which step, and which checkpoint is the
@@ -117,14 +117,17 @@ pub fn train_model(
         evaluation = None;
         if due && let Some(validation) = &validation {
             let total = validation.tokens();
-            let found = evaluate(&trainer.model, validation, |done| show(Event::Evaluating { done, total }))?;
-            if !found.nll.is_finite() {
-                return Err(lost(&format!("the validation loss after step {} is {}", report.step, found.nll), good));
-            }
+            let found = evaluate(&trainer.model, validation, |done| show(Event::Evaluating { done, total }))
+                .map_err(|e| lost(&format!("validation after step {}: {e}", report.step), good))?;
             show(Event::Evaluated(&found));
             evaluation = Some(found);
         }
         if due {
+            // An update can ruin parameters whose loss was still a number: such a model must not replace a good one.
+            trainer.check_finite().map_err(|e| lost(&e, good))?;
+            if validation.is_none() {
+                trainer.check_loss().map_err(|e| lost(&e, good))?;
+            }
             save(&trainer, name, folder, settings)?;
             good = report.step;
         }

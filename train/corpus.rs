@@ -172,9 +172,7 @@ impl Corpus {
     ///
     /// Errors: fewer than `T+1` tokens in all; a fraction outside `[0, 1)`.
     pub fn split(&self, val_fraction: f64, seq: usize) -> Result<Split> {
-        if !(0.0..1.0).contains(&val_fraction) {
-            return Err(Error::new(format!("the validation fraction is {val_fraction}; expected 0 <= fraction < 1")));
-        }
+        check_fraction(val_fraction)?;
         let (len, need) = (self.len(), seq as u64 + 1);
         if len < need {
             return Err(Error::new(format!(
@@ -207,6 +205,14 @@ impl Split {
             _ => None,
         }
     }
+}
+
+/// Whether a part of a text of this size can be held out.
+pub(crate) fn check_fraction(val_fraction: f64) -> Result<()> {
+    if !(0.0..1.0).contains(&val_fraction) {
+        return Err(Error::new(format!("the validation fraction is {val_fraction}; expected 0 <= fraction < 1")));
+    }
+    Ok(())
 }
 
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {

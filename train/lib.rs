@@ -7,8 +7,10 @@ pub mod compare;
 pub mod corpus;
 pub mod data;
 mod error;
+mod folder;
 pub mod log;
 pub mod math;
+mod memory;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;

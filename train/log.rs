@@ -6,7 +6,7 @@
 use crate::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// One step of one model. Unknown keys of a line are ignored when reading.
@@ -57,6 +57,7 @@ impl Writer {
     pub fn create(path: impl AsRef<Path>) -> Result<Writer> {
         let path = path.as_ref();
         let file = File::options()
+            .read(true)
             .write(true)
             .create_new(true)
             .open(path)
@@ -80,12 +81,29 @@ impl Writer {
                 mended.map_err(open)?;
             }
         }
-        let file = OpenOptions::new().append(true).create(true).open(path).map_err(open)?;
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(open)?;
         Ok(Writer { file, path: path.to_owned() })
+    }
+
+    /// Makes a log again that was removed while it was open: what was written is still behind the open file.
+    fn restore(&mut self) -> std::io::Result<()> {
+        let mut lines = Vec::new();
+        self.file.rewind()?;
+        self.file.read_to_end(&mut lines)?;
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut file = File::options().read(true).append(true).create_new(true).open(&self.path)?;
+        file.write_all(&lines)?;
+        self.file = file;
+        Ok(())
     }
 
     /// Adds one line and hands it to the system before it returns.
     pub fn write(&mut self, record: &Record) -> Result<()> {
+        if !self.path.exists() {
+            self.restore().map_err(|e| Error::io("restore the log, which was removed,", &self.path, e))?;
+        }
         let mut line = serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
         line.push('\n');
         // One unbuffered write: a line is never half there while the process lives.
@@ -181,6 +199,23 @@ mod tests {
         let fresh = dir.path().join("fresh.jsonl");
         Writer::append(&fresh).unwrap().write(&record(7)).unwrap();
         assert_eq!(read(&fresh).unwrap(), [record(7)]);
+    }
+
+    #[test]
+    fn a_log_that_is_removed_while_it_is_written_comes_back() {
+        let dir = Scratch::new();
+        let folder = dir.path().join("run");
+        std::fs::create_dir(&folder).unwrap();
+        let path = folder.join("log.jsonl");
+        let mut log = Writer::create(&path).unwrap();
+        for step in 1..=4 {
+            log.write(&record(step)).unwrap();
+            // Windows keeps files that are open.
+            if step % 2 == 1 && cfg!(unix) {
+                std::fs::remove_dir_all(&folder).unwrap();
+            }
+        }
+        assert_eq!(read(&path).unwrap(), (1..=4).map(record).collect::<Vec<_>>());
     }
 
     #[test]

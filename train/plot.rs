@@ -58,7 +58,13 @@ const COLOURS: [RGBColor; 7] = [
 /// Writes the picture to `path`, replacing what was there. Any number of curves and points, none included.
 pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
     let path = path.as_ref();
-    std::fs::write(path, svg(title, curves)?).map_err(|e| Error::io("write the picture", path, e))
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let text = svg(title, curves)?;
+    // Whole or not at all, as the results next to it.
+    std::fs::write(&partial, text)
+        .and_then(|()| std::fs::rename(&partial, path))
+        .map_err(|e| Error::io("write the picture", path, e))
 }
 
 /// The picture as the text of an SVG file.

@@ -4,6 +4,7 @@
 //! results.json              settings, data, machine, one row per trained model; `finished` is true at the very end
 //! log.jsonl                 one line per step
 //! curves.svg                the log as a picture
+//! run.lock                  held while the run works
 //! <model>/model.safetensors
 //! ```
 //!
@@ -18,11 +19,15 @@ use kumiki_ops::simd;
 use kumiki_tensor::threads;
 use serde::Serialize;
 
+use crate::batches::Source;
 use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
 use crate::data::Data;
+use crate::folder::{self, CURVES, Found, LOCK, LOG, Lock, RESULTS};
 use crate::log::Writer;
+use crate::memory;
 use crate::settings::{MODELS, Settings};
-use crate::{Error, Result, checkpoint};
+use crate::tokenizer::ByteTokenizer;
+use crate::{Error, Result};
 
 /// What was asked for.
 #[derive(Clone, Debug, Serialize)]
@@ -41,21 +46,18 @@ impl Plan {
     /// Everything that can be known to be wrong before any work is done.
     ///
     /// # Errors
-    /// As [`Settings::model`], [`Settings::step_config`] and [`Settings::dtype`]; also without models or with one twice.
+    /// As [`Settings::check`] and [`Settings::model`]; also without models, with one twice, or when the memory cannot do.
     pub fn check(&self) -> Result<()> {
-        let Settings { batch, seq, accumulate, .. } = self.settings;
-        for (key, size) in [("batch", batch), ("seq", seq), ("accumulate", accumulate)] {
-            if !(1..=1 << 20).contains(&size) {
-                return Err(Error::new(format!("{key} must be from 1 to {}, found {size}", 1 << 20)));
-            }
-        }
-        self.settings.step_config()?;
-        self.settings.dtype()?;
+        self.settings.check()?;
+        let Settings { batch, seq, accumulate, checkpoint_activations, .. } = self.settings;
+        let dtype = self.settings.dtype()?;
+        let step = memory::Step { dtype, rows: batch, seq, accumulate, recompute: checkpoint_activations };
         if self.models.is_empty() {
             return Err(Error::new(format!("there is no model to train. Known: {}", MODELS.join(", "))));
         }
         for (i, model) in self.models.iter().enumerate() {
-            self.settings.model(model, 256)?;
+            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
+            step.check(model, &config, "--batch, --seq or --params")?;
             if self.models[..i].contains(model) {
                 return Err(Error::new(format!("model `{model}` is named twice")));
             }
@@ -126,9 +128,8 @@ pub struct Results {
     pub failed: Option<Failure>,
 }
 
-const RESULTS: &str = "results.json";
-const LOG: &str = "log.jsonl";
-const CURVES: &str = "curves.svg";
+/// Tokens of `math` from which the entropy of its bytes is taken.
+const ENTROPY_TOKENS: u64 = 1 << 20;
 
 /// A run and its folder.
 pub struct Run {
@@ -137,92 +138,69 @@ pub struct Run {
     folder: PathBuf,
     data: Data,
     log: Writer,
+    lock: Lock,
 }
 
-/// What a folder holds.
-enum Found {
-    Nothing,
-    Finished,
-    Unfinished,
-    Other(String),
-}
-
-fn look(folder: &Path) -> Result<Found> {
-    match fs::metadata(folder) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
-        Err(e) => return Err(Error::io("open the folder", folder, e)),
-        Ok(meta) if !meta.is_dir() => {
-            return Err(Error::new(format!("`{}` is a file; --out needs a folder", folder.display())));
+/// What `folder` holds, or why it is refused. `locked`: whether this run has its lock already.
+fn refuse(folder: &Path, restart: bool, locked: bool) -> Result<Found> {
+    let found = folder::look(folder)?;
+    let name = folder.display();
+    let why = match &found {
+        Found::Nothing => return Ok(found),
+        Found::Unfinished => {
+            // Who works there says more than that the run is not finished.
+            if !locked {
+                Lock::check(folder)?;
+            }
+            if restart {
+                return Ok(found);
+            }
+            format!("`{name}` holds an unfinished run; replace it with --restart or choose another folder with --out")
         }
-        Ok(_) => {}
-    }
-    if let Ok(bytes) = fs::read(folder.join(RESULTS))
-        && let Ok(results) = serde_json::from_slice::<serde_json::Value>(&bytes)
-        && let Some(finished) = results["finished"].as_bool()
-    {
-        return Ok(if finished { Found::Finished } else { Found::Unfinished });
-    }
-    let mut entries = fs::read_dir(folder).map_err(|e| Error::io("read the folder", folder, e))?;
-    Ok(entries.next().map_or(Found::Nothing, |entry| {
-        Found::Other(entry.map_or_else(|e| e.to_string(), |entry| entry.file_name().to_string_lossy().into_owned()))
-    }))
-}
-
-/// Removes the files of a run, and nothing else.
-fn clear(folder: &Path) -> Result<()> {
-    let models = MODELS.map(|model| folder.join(model).join(checkpoint::MODEL_FILE));
-    for file in models.into_iter().chain([LOG, CURVES, RESULTS].map(|name| folder.join(name))) {
-        match fs::remove_file(&file) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &file, e)),
-            _ => {}
+        Found::Finished => {
+            format!("`{name}` holds a finished run, which is never overwritten; choose another folder with --out")
         }
-    }
-    Ok(())
+        Found::Other(first) => format!(
+            "`{name}` is not empty and holds no run of kumiki's (it has `{first}`); choose another folder with --out"
+        ),
+    };
+    Err(Error::new(why))
 }
 
 impl Run {
     /// Takes possession of `folder`, which is made if need be. `restart` allows to replace an unfinished run in it.
     ///
     /// # Errors
-    /// When the plan does not hold, or the folder has a finished run, an unfinished one without `restart`, or files that
-    /// are not a run's.
+    /// When the plan does not hold, or the folder has a finished run, an unfinished one without `restart`, one that is
+    /// still at work, or files that are not a run's.
     pub fn begin(plan: Plan, data: Data, folder: &Path, restart: bool) -> Result<Run> {
         plan.check()?;
-        let name = folder.display();
-        match look(folder)? {
-            Found::Nothing => {}
-            Found::Finished => {
-                return Err(Error::new(format!(
-                    "`{name}` holds a finished run, which is never overwritten; choose another folder with --out"
-                )));
-            }
-            Found::Unfinished if restart => clear(folder)?,
-            Found::Unfinished => {
-                return Err(Error::new(format!(
-                    "`{name}` holds an unfinished run; replace it with --restart or choose another folder with --out"
-                )));
-            }
-            Found::Other(first) => {
-                return Err(Error::new(format!(
-                    "`{name}` is not empty and holds no run of kumiki's (it has `{first}`); choose another folder with --out"
-                )));
-            }
-        }
+        refuse(folder, restart, false)?;
         let &Settings { batch, seq, seed, eval_tokens, .. } = &plan.settings;
         let validation = data.validation(batch, seq, Some(eval_tokens))?;
+        // The endless text has the same entropy however much of it is read.
+        let enough = eval_tokens.min(ENTROPY_TOKENS);
+        let for_entropy = match &data.val {
+            Some(Source::Math(_)) => data.validation(batch, seq, Some(enough))?,
+            _ => validation.clone(),
+        };
         let facts = DataFacts {
             name: data.name.clone(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
-            unigram_nll: validation.as_ref().map(unigram_entropy),
+            unigram_nll: for_entropy.as_ref().map(unigram_entropy),
         };
         // The last thing that can be wrong with the data, before a file is written.
         data.batches(batch, seq, seed)?;
         fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION"), Machine::here());
         let results = Results { kumiki, finished: false, plan, data: facts, machine, rows: vec![], failed: None };
-        // The log first: of two runs that start at once only one can create it.
+        let lock = Lock::take(folder)?;
+        // Once more, for another run may have come and gone since.
+        if refuse(folder, restart, true)? == Found::Unfinished {
+            folder::clear(folder)?;
+        }
         let log = Writer::create(folder.join(LOG))?;
-        let run = Run { results, folder: folder.to_owned(), data, log };
+        let mut run = Run { results, folder: folder.to_owned(), data, log, lock };
         run.write()?;
         Ok(run)
     }
@@ -254,7 +232,10 @@ impl Run {
     pub fn finish(&mut self) -> Result<()> {
         self.draw()?;
         self.results.finished = true;
-        self.write()
+        self.write()?;
+        // A finished run needs no lock: nobody may replace it. That the file cannot be removed harms nobody.
+        let _ = fs::remove_file(self.folder.join(LOCK));
+        Ok(())
     }
 
     #[cfg(feature = "plots")]
@@ -270,10 +251,14 @@ impl Run {
         Ok(())
     }
 
-    /// Replaces `results.json`, whole or not at all.
-    fn write(&self) -> Result<()> {
+    /// Replaces `results.json`, whole or not at all. A folder that was removed meanwhile is made again.
+    fn write(&mut self) -> Result<()> {
+        if !self.folder.join(LOCK).exists() {
+            fs::create_dir_all(&self.folder).map_err(|e| Error::io("create the folder", &self.folder, e))?;
+            self.lock = Lock::take(&self.folder)?;
+        }
         let path = self.folder.join(RESULTS);
-        let partial = self.folder.join("results.json.partial");
+        let partial = self.folder.join(folder::partial(RESULTS));
         let text = serde_json::to_string_pretty(&self.results)
             .map_err(|e| Error::new(format!("cannot write the results: {e}")))?;
         let replace = || {

@@ -1,5 +1,6 @@
 //! Settings of a run: what the presets fix and what a user may change, by option or by configuration file.
 
+use kumiki_models::accounting::MAX_APPLICATIONS;
 use kumiki_models::{Architecture, LanguageModelConfig, TangoConfig, TransformerConfig, solve_width};
 use kumiki_nn::{Decay, Schedule};
 use kumiki_tensor::DType;
@@ -18,6 +19,9 @@ pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
 
 /// The largest size of an axis; products of two of them are far from overflowing.
 const LARGEST: usize = 1 << 20;
+
+/// The most rows of a batch, and batches of a step.
+const MOST_ROWS: usize = 1 << 16;
 
 /// Everything about a run but its data and the model's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -187,26 +191,45 @@ impl Settings {
         }
     }
 
+    fn check_sizes(&self) -> Result<()> {
+        let sizes = [
+            ("d_model", self.d_model, LARGEST),
+            ("heads", self.heads, LARGEST),
+            ("head_dim", self.head_dim, LARGEST),
+            ("transformer_heads", self.transformer_heads, LARGEST),
+            ("blocks", self.blocks, MAX_APPLICATIONS),
+            ("params", self.params, 1 << 40),
+            ("batch", self.batch, MOST_ROWS),
+            ("seq", self.seq, LARGEST),
+            ("accumulate", self.accumulate, MOST_ROWS),
+        ];
+        match sizes.iter().find(|(_, size, limit)| !(1..=*limit).contains(size)) {
+            Some((key, size, limit)) => Err(Error::new(format!("{key} must be from 1 to {limit}, found {size}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that can be wrong whatever the model and the data: ranges and names.
+    ///
+    /// # Errors
+    /// A sentence naming the setting, its range and what was found.
+    pub fn check(&self) -> Result<()> {
+        self.check_sizes()?;
+        crate::corpus::check_fraction(self.val_fraction)?;
+        if self.eval_tokens == 0 {
+            return Err(Error::new("eval_tokens must be at least 1, found 0"));
+        }
+        self.step_config()?;
+        self.dtype().map(drop)
+    }
+
     /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
     ///
     /// # Errors
     /// Names the nearest model when there is none of that name; says what does not fit.
     pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
         let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
-        let sizes = [
-            ("d_model", d_model),
-            ("heads", self.heads),
-            ("head_dim", self.head_dim),
-            ("transformer_heads", self.transformer_heads),
-            ("blocks", self.blocks),
-            ("params", self.params),
-        ];
-        for (key, size) in sizes {
-            let limit = if key == "params" { 1 << 40 } else { LARGEST };
-            if !(1..=limit).contains(&size) {
-                return Err(Error::new(format!("{key} must be from 1 to {limit}, found {size}")));
-            }
-        }
+        self.check_sizes()?;
         let transformer = |tied| {
             let heads = self.transformer_heads;
             Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
@@ -313,6 +336,24 @@ mod tests {
             assert_eq!(settings, before);
         }
         assert!(Settings::keys().iter().any(|key| key == "val_fraction"));
+    }
+
+    #[test]
+    fn ranges_are_sentences() {
+        let tiny = Settings::default();
+        tiny.check().unwrap();
+        for (settings, phrase) in [
+            (Settings { blocks: 1025, ..tiny.clone() }, "blocks must be from 1 to 1024, found 1025"),
+            (Settings { accumulate: 65_537, ..tiny.clone() }, "accumulate must be from 1 to 65536, found 65537"),
+            (Settings { batch: 1 << 20, ..tiny.clone() }, "batch must be from 1 to 65536, found 1048576"),
+            (Settings { eval_tokens: 0, ..tiny.clone() }, "eval_tokens must be at least 1, found 0"),
+            (Settings { val_fraction: -1.0, ..tiny.clone() }, "the validation fraction is -1"),
+            (Settings { val_fraction: 1e308, ..tiny.clone() }, "expected 0 <= fraction < 1"),
+            (Settings { val_fraction: f64::NAN, ..tiny }, "expected 0 <= fraction < 1"),
+        ] {
+            let error = settings.check().unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
     }
 
     #[test]

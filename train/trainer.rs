@@ -5,7 +5,7 @@ use std::time::Instant;
 use kumiki_autograd::{Gradients, Tape};
 use kumiki_models::LanguageModel;
 use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
-use kumiki_tensor::{Rng, Tensor};
+use kumiki_tensor::{DType, Rng, Tensor};
 
 use crate::batches::{Batch, Batches, Validation};
 use crate::{Error, Result};
@@ -76,6 +76,39 @@ impl Trainer {
         self.step
     }
 
+    /// Whether the model may be kept: every parameter is a number with a finite square. Norms square what they get: of
+    /// larger parameters they would make zeros, and the loss would look like that of a model that knows nothing.
+    ///
+    /// # Errors
+    /// Names the first parameter that is not, and how many there are.
+    pub fn check_finite(&self) -> Result<()> {
+        let params = self.model.params();
+        let bad: Vec<&str> = params.iter().filter(|(_, p)| !usable(p.value())).map(|(name, _)| name.as_str()).collect();
+        match bad.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::new(format!(
+                "the model has diverged after step {}: {} of {} parameters are not finite or far too large, the first is `{first}`",
+                self.step,
+                bad.len(),
+                params.len()
+            ))),
+        }
+    }
+
+    /// Whether the model still works, where nothing is held out to tell: its loss on the first training row.
+    ///
+    /// # Errors
+    /// When that loss is not finite.
+    pub fn check_loss(&self) -> Result<()> {
+        let (inputs, targets) = to_tensors(&self.batches.get(0));
+        let (inputs, targets) = (inputs.narrow(0, 0, 1), targets.narrow(0, 0, 1));
+        let loss: f64 = self.model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec().iter().sum();
+        if loss.is_finite() {
+            return Ok(());
+        }
+        Err(Error::new(format!("the model has diverged after step {}: its loss is {loss}", self.step)))
+    }
+
     /// Takes the next batches and makes one step.
     ///
     /// # Errors
@@ -112,6 +145,13 @@ impl Trainer {
     }
 }
 
+/// Whether the square of every element is finite in the tensor's own arithmetic.
+fn usable(values: &Tensor) -> bool {
+    let largest = if values.dtype() == DType::F64 { f64::MAX } else { f64::from(f32::MAX) }.sqrt();
+    // NaN is not below anything.
+    values.to_f64_vec().iter().all(|x| x.abs() < largest)
+}
+
 /// Targets that count in the loss.
 fn count(targets: &Tensor) -> u64 {
     targets.as_slice::<i64>().iter().filter(|&&t| t != kumiki_models::IGNORE).count() as u64
@@ -143,7 +183,7 @@ impl Evaluation {
 /// The negative log-likelihood of all batches of `validation`; `progress` is called with the tokens done.
 ///
 /// # Errors
-/// When there is nothing to evaluate.
+/// When there is nothing to evaluate, or the model has diverged: a loss that is no finite number is no result.
 pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0f64, 0u64);
     let mut answers: Option<(f64, u64)> = None;
@@ -152,6 +192,11 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
         let rows = model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec();
         sum += rows.iter().sum::<f64>();
         tokens += count(&targets);
+        if !sum.is_finite() {
+            return Err(Error::new(format!(
+                "the model has diverged: its loss over the first {tokens} tokens is {sum}"
+            )));
+        }
         if let Some(wanted) = batch.answer_targets() {
             let (nll, n) = answers.get_or_insert((0.0, 0));
             for (loss, target) in rows.iter().zip(wanted) {
@@ -168,4 +213,18 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
     }
     let answers = answers.filter(|&(_, n)| n > 0).map(|(nll, n)| (nll / n as f64, n));
     Ok(Evaluation { nll: sum / tokens as f64, tokens, answers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::usable;
+    use kumiki_tensor::Tensor;
+
+    #[test]
+    fn numbers_that_norms_cannot_square_are_of_no_use() {
+        for (x, good) in [(1e19f32, true), (2e19, false), (-2e19, false), (f32::NAN, false), (f32::INFINITY, false)] {
+            assert_eq!(usable(&Tensor::from_slice(&[0.0, x], &[2])), good, "{x}");
+        }
+        assert!(usable(&Tensor::from_slice(&[1e150f64], &[1])) && !usable(&Tensor::from_slice(&[1e160f64], &[1])));
+    }
 }

@@ -109,12 +109,35 @@ fn numbers_out_of_range_are_named() {
         ("--params", "100", "out of reach"),
         ("--lr-floor", "2", "lr_floor must be between 0 and 1, found 2"),
         ("--val-fraction", "1.5", "the validation fraction is 1.5"),
+        ("--val-fraction", "-1", "the validation fraction is -1"),
+        ("--lr", "-1", "lr must be a positive number, found -1"),
+        ("--lr", "-1e-3", "lr must be a positive number, found -0.001"),
+        ("--clip", "-inf", "--clip must be a finite number, found -inf"),
+        ("--eval-tokens", "0", "eval_tokens must be at least 1, found 0"),
+        ("--blocks", "1025", "blocks must be from 1 to 1024"),
+        ("--batch", "65537", "batch must be from 1 to 65536"),
+        ("--accumulate", "65537", "accumulate must be from 1 to 65536"),
+        ("--params", "1099511627776", "needs at least"),
     ] {
         let text = dir.file("text.txt", "some text. ".repeat(50));
         let args = ["compare", "tango", "--preset", "nano", "--data", &text, "--out", &out, option, value];
         fail(1, &args, &[phrase]);
     }
     fail(1, &compare(&["--models", "tango,tango", "--out", &out]), &["model `tango` is named twice"]);
+    for fraction in ["-1", "1e308"] {
+        fail(1, &compare(&["--val-fraction", fraction, "--out", &out]), &["expected 0 <= fraction < 1"]);
+    }
+    let huge = compare(&["--batch", "65536", "--seq", "1048576", "--out", &out]);
+    fail(1, &huge, &["training `tango` needs at least", "GiB are available; lower --batch, --seq or --params"]);
+    for (params, phrase) in [
+        ("1e12", "needs at least"),
+        ("inf", "--params must be a number from 1 to 1099511627776, found inf"),
+        ("NaN", "found NaN"),
+        ("1e300", "--params must be a number from 1 to 1099511627776, found 1e300"),
+        ("-1", "found -1"),
+    ] {
+        fail(1, &["bench", "step", "--params", params], &[phrase]);
+    }
     assert!(!exists(&out));
 }
 
@@ -127,13 +150,19 @@ fn case_42_the_file_and_the_options() {
     with("stepz = 3", &["c.toml`: unknown setting `stepz`; did you mean `steps`?"]);
     with("modles = [\"tango\"]", &["c.toml`: unknown setting `modles`; did you mean `models`?"]);
     with("warmup = \"soon\"", &["c.toml`: setting `warmup`: invalid type: string \"soon\""]);
+    with("lr = -1.0", &["c.toml`: lr must be a positive number, found -1"]);
+    with("blocks = 5000", &["c.toml`: blocks must be from 1 to 1024"]);
+    with("models = [\"tangoo\"]", &["c.toml`: unknown model `tangoo`; did you mean `tango`?"]);
+    fail(1, &compare(&["--config", &config("lr = 1.0"), "--lr", "0"]), &["kumiki: lr must be a positive number"]);
+    #[cfg(unix)]
+    fail(1, &compare(&["--config", "/dev/zero"]), &["`/dev/zero` is no regular file"]);
     with("preset = 3", &["c.toml`: `preset` must be a text in quotes, found 3"]);
     with("a = 1\nb = \n", &["c.toml`: line 2 is not valid TOML"]);
     let unknown = config("preset = \"tinny\"");
     fail(
         1,
         &["compare", "tango", "--config", &unknown, "--out", &out],
-        &["unknown preset `tinny`; did you mean `tiny`?"],
+        &["c.toml`: unknown preset `tinny`; did you mean `tiny`?"],
     );
     fail(1, &compare(&["--config", &dir.path("none.toml")]), &["cannot read the configuration", "none.toml"]);
 
@@ -165,6 +194,7 @@ fn case_44_cuda_is_answered_plainly() {
 fn wrong_environment_is_a_sentence() {
     for (name, value, phrase) in [
         ("KUMIKI_THREADS", "two", "KUMIKI_THREADS must be a positive number of threads, found `two`"),
+        ("KUMIKI_THREADS", "1025", "KUMIKI_THREADS must be at most 1024 threads, found 1025"),
         ("KUMIKI_SIMD", "avx9", "KUMIKI_SIMD must be a level that this CPU has"),
     ] {
         let said = common::said(common::kumiki(&["gradcheck", "--filter", "cast"]).env(name, value).output().unwrap());
@@ -231,4 +261,143 @@ fn checkpoints_that_are_none_are_named() {
         &["holds 2 models; choose one", "two/a`"],
     );
     assert_eq!(run(&["generate", "--checkpoint", &junk]).code, 2, "a prompt is needed");
+}
+
+/// A text that is long enough for the quick runs.
+fn text(dir: &Scratch) -> String {
+    dir.file("text.txt", "some text. ".repeat(50))
+}
+
+#[test]
+fn a_model_that_has_diverged_is_never_saved_nor_measured() {
+    let dir = Scratch::new();
+    let (out, data) = (dir.path("out"), text(&dir));
+    let args = |lr| ["train", "--model", "tango", "--steps", "1", "--val-fraction", "0", "--lr", lr];
+    let train = |lr| [&args(lr)[..], &["--preset", "nano", "--data", &data, "--out", &out, "--restart"]].concat();
+    for lr in ["1e9", "1e30", "1e300"] {
+        fail(1, &train(lr), &["diverged after step 1", "last good checkpoint, after step 0", "out/tango"]);
+        assert_eq!(json(&dir.path("out/results.json"))["finished"], false);
+        succeed(&["eval", "--checkpoint", &out, "--data", &data, "--split", "train", "--tokens", "64"]);
+    }
+    let file = dir.path("out/tango/model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    let said = run(&["generate", "--checkpoint", &out, "--prompt", "abc", "--tokens", "9"]);
+    assert_eq!((said.code, said.out.as_str()), (1, "abc\n"), "{}", said.err);
+    for more in [&[][..], &["--json"]] {
+        let args = [&["eval", "--checkpoint", &out, "--data", "math", "--tokens", "64"], more].concat();
+        fail(1, &args, &["has diverged", "NaN", "out`"]);
+        assert_eq!(run(&args).out, "");
+    }
+}
+
+#[test]
+fn a_folder_belongs_to_one_run_at_a_time() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let endless = ["train", "--model", "tango", "--preset", "nano", "--steps", "1000000", "--out", &out];
+    let mut first = common::kumiki(&endless).stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !exists(&dir.path("out/tango/model.safetensors")) {
+        assert!(first.try_wait().unwrap().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let quick = compare(&["--models", "tango", "--out", &out]);
+    let restart = [&quick[..], &["--restart"]].concat();
+    fail(1, &quick, &["another run is working in `", "out`"]);
+    fail(1, &restart, &["another run is working in `", "out`"]);
+    assert!(first.try_wait().unwrap().is_none());
+    first.kill().unwrap();
+    first.wait().unwrap();
+    fail(1, &quick, &["holds an unfinished run", "--restart"]);
+    // As if it had been killed before its results were there.
+    std::fs::rename(dir.path("out/results.json"), dir.path("out/results.json.partial")).unwrap();
+    fail(1, &quick, &["holds an unfinished run", "--restart"]);
+    succeed(&restart);
+    assert!(!exists(&dir.path("out/results.json.partial")) && !exists(&dir.path("out/run.lock")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_is_removed_during_the_run_comes_back() {
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let args = ["train", "--model", "tango", "--preset", "nano", "--steps", "300", "--eval-every", "0", "--out", &out];
+    let child = common::kumiki(&args).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    while !std::fs::read_to_string(dir.path("out/log.jsonl")).is_ok_and(|log| log.lines().count() > 5) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // A file that is being written may make the first try fail.
+    while std::fs::remove_dir_all(&out).is_err() {}
+    let said = common::said(child.wait_with_output().unwrap());
+    assert!(said.code == 0 && said.out.contains("val NLL"), "{}", said.out);
+    assert_eq!(json(&dir.path("out/results.json"))["finished"], true);
+    assert_eq!(std::fs::read_to_string(dir.path("out/log.jsonl")).unwrap().lines().count(), 300);
+    assert!(exists(&dir.path("out/tango/model.safetensors")));
+}
+
+/// A crowd of threads needs more address space than it gets here.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_that_cannot_be_started_are_a_sentence() {
+    for args in ["gradcheck --filter cast", "bench step --threads 1024"] {
+        let command = format!("ulimit -v 1000000; exec {} {args}", env!("CARGO_BIN_EXE_kumiki"));
+        let output = std::process::Command::new("sh").args(["-c", &command]).env("KUMIKI_THREADS", "1024").output();
+        let said = common::said(output.unwrap());
+        assert_eq!(said.code, 1, "{}", said.err);
+        assert!(said.err.contains("kumiki: the system refused to start 1024 threads"), "{}", said.err);
+    }
+}
+
+#[test]
+fn what_a_checkpoint_says_is_checked_and_cannot_steer_the_terminal() {
+    use kumiki::tensor::safetensors;
+    let dir = Scratch::new();
+    let out = dir.path("out");
+    let said = succeed(&compare(&["--models", "tango", "--steps", "1", "--out", &out]));
+    assert!(said.err.contains("1 step of") && said.err.contains("1 step in"), "{}", said.err);
+    assert_eq!(said.err.matches("step 1/1").count(), 1, "{}", said.err);
+    let file = std::path::PathBuf::from(dir.path("out/tango/model.safetensors"));
+    let contents = safetensors::load(&file).unwrap();
+    let with = |key: &str, value: &str| {
+        let mut metadata = contents.metadata.clone();
+        metadata.insert(key.into(), value.into());
+        safetensors::save(&file, contents.tensors.iter().map(|(name, t)| (name.as_str(), t)), &metadata).unwrap();
+        run(&["eval", "--checkpoint", &out, "--data", "math", "--tokens", "64"])
+    };
+    let settings = contents.metadata["settings"].clone();
+    let no_rows = settings.replace("\"batch\":2", "\"batch\":0");
+    assert_ne!(settings, no_rows);
+    for (key, value, phrase) in [
+        ("step", "soon\u{1b}[2J", "its step must be a number, found `soon\\u{1b}[2J`"),
+        ("tokenizer", "bpe", "its tokenizer is `bpe`"),
+        ("format", "kumiki language model, version 9", "its format is version 9"),
+        ("settings", &no_rows, "batch must be from 1"),
+        ("config", &contents.metadata["config"].replace("10000.0", "-1.0"), "rope_base must be a positive number"),
+        ("config", &contents.metadata["config"].replace("256", "100"), "its n_vocab must be 256"),
+    ] {
+        let said = with(key, value);
+        assert!(said.code == 1 && said.err.contains(phrase) && said.err.contains("out"), "{key}: {}", said.err);
+        assert!(!said.err.contains(['\u{1b}', '\r']) && !said.err.contains("panicked"), "{}", said.err);
+    }
+    let said = with("model", "\u{1b}[31mred");
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.starts_with("\\u{1b}[31mred, step 1"), "{}", said.out);
+    // Numbers of a file decide neither about memory nor about time.
+    let wide = settings.replace("\"batch\":2", "\"batch\":65536").replace("\"seq\":32", "\"seq\":1024");
+    assert_eq!(with("settings", &wide).code, 0);
+    fail(1, &["eval", "--checkpoint", &out, "--data", "math", "--tokens", "0"], &["--tokens must be at least 1"]);
+    #[cfg(unix)]
+    fail(1, &["eval", "--checkpoint", "/dev/zero", "--data", "math"], &["`/dev/zero` is no regular file"]);
+}
+
+#[test]
+fn the_same_run_gives_the_same_bytes() {
+    let dir = Scratch::new();
+    let model = |name: &str| {
+        succeed(&compare(&["--models", "tango", "--out", &dir.path(name)]));
+        std::fs::read(dir.path(&format!("{name}/tango/model.safetensors"))).unwrap()
+    };
+    assert!(model("a") == model("b"));
 }

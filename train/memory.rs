@@ -1,0 +1,100 @@
+//! How much memory a training step needs at the very least, against what there is.
+//!
+//! Only what is certain is counted, so that nothing is refused that would run: parameters with their gradients and the
+//! optimiser's two moments, two activations per block application, the tokens.
+
+use kumiki_models::LanguageModelConfig;
+use kumiki_models::accounting::total_params;
+use kumiki_tensor::DType;
+
+use crate::{Error, Result};
+
+/// Where the system does not tell: more than any machine has that this is meant for.
+const GENEROUS: u64 = 4 << 40;
+
+/// The sizes of a training step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub dtype: DType,
+    pub rows: usize,
+    pub seq: usize,
+    pub accumulate: usize,
+    /// Whether activations are recomputed instead of kept.
+    pub recompute: bool,
+}
+
+impl Step {
+    /// A lower bound, in bytes.
+    fn least(&self, config: &LanguageModelConfig) -> u128 {
+        let float = if self.dtype == DType::F64 { 8 } else { 4 };
+        let tokens = self.rows as u128 * self.seq as u128;
+        // Of every application its input and that input's norm, or the input alone.
+        let kept = if self.recompute { 1 } else { 2 };
+        let [d, applications] = [config.architecture.d_model(), config.architecture.applications()].map(|n| n as u128);
+        // Value, gradient, two moments; a token and its target of 8 bytes each.
+        4 * float * total_params(config) as u128
+            + kept * float * tokens * d * applications
+            + 16 * tokens * self.accumulate as u128
+    }
+
+    /// Whether the step of this model can fit. `options` are those that make it smaller.
+    ///
+    /// # Errors
+    /// A sentence with what is needed and what there is.
+    pub(crate) fn check(&self, name: &str, config: &LanguageModelConfig, options: &str) -> Result<()> {
+        fits(name, self.least(config), available(), options)
+    }
+}
+
+fn fits(name: &str, least: u128, available: u64, options: &str) -> Result<()> {
+    if least <= u128::from(available) {
+        return Ok(());
+    }
+    let gib = |bytes: f64| format!("{:.1} GiB", bytes / f64::from(1 << 30));
+    Err(Error::new(format!(
+        "training `{name}` needs at least {} of memory, {} are available; lower {options}",
+        gib(least as f64),
+        gib(available as f64)
+    )))
+}
+
+/// Bytes that can be had without pushing others out.
+fn available() -> u64 {
+    std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse(&text)).unwrap_or(GENEROUS)
+}
+
+fn parse(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{MODELS, Settings};
+
+    #[test]
+    fn the_system_tells() {
+        assert_eq!(parse("MemTotal:  9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(parse("MemTotal:  9 kB\n"), None);
+        assert!(available() > 1 << 20);
+    }
+
+    #[test]
+    fn a_bound_from_below_and_no_overflow() {
+        let small = Settings::preset("nano").unwrap();
+        let step = Step { dtype: DType::F32, rows: 8, seq: 64, accumulate: 1, recompute: false };
+        for model in MODELS {
+            let config = small.model(model, 256).unwrap();
+            let (params, tokens) = (total_params(&config) as u128, 8 * 64);
+            assert_eq!(step.least(&config), 16 * params + 2 * 4 * tokens * 32 * 2 + 16 * tokens);
+            let huge = Step { rows: usize::MAX, seq: 1 << 20, ..step };
+            let error = huge.check(model, &config, "--batch").unwrap_err().to_string();
+            assert!(error.contains("needs at least") && error.contains("are available; lower --batch"), "{error}");
+        }
+        assert!(fits("x", 1 << 30, 1 << 30, "").is_ok());
+        assert!(
+            fits("x", 3 << 30, 1 << 30, "--seq").unwrap_err().to_string().contains("3.0 GiB of memory, 1.0 GiB are")
+        );
+    }
+}
