@@ -21,6 +21,7 @@ mod cumsum;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod feature_map;
 mod gate_aggregate;
 mod gather;
 pub mod gemm;
@@ -50,6 +51,7 @@ mod unary;
 mod unit_rows;
 mod variance;
 mod views;
+mod windowed_prefix;
 
 pub use activations::{gelu, relu, relu_squared, sigmoid, silu, softplus};
 pub use adamw::{AdamWStep, adamw_update};
@@ -63,6 +65,7 @@ pub use cross_entropy_from_hidden::{cross_entropy_from_hidden, cross_entropy_fro
 pub use cumsum::cumsum;
 pub use dropout::dropout;
 pub use embedding::embedding;
+pub use feature_map::{FeatureMap, feature_map};
 pub use gate_aggregate::{gate_aggregate, gate_aggregate_mul};
 pub use gather::gather;
 pub use index_select::index_select;
@@ -83,3 +86,4 @@ pub use swiglu::swiglu;
 pub use unary::{abs, add_scalar, clamp, exp, log, mul_scalar, neg, sqrt, tanh};
 pub use variance::var;
 pub use views::{contiguous, expand, narrow, permute, reshape, squeeze, transpose, unsqueeze};
+pub use windowed_prefix::{WindowedPrefix, WindowedPrefixState, windowed_prefix, windowed_prefix_mul};

@@ -24,7 +24,7 @@ use crate::simd::{Kernel, Lanes, Real};
 
 pub(crate) use backward::{Upstream, backward};
 pub(crate) use forward::{Attended, forward};
-use product::{Band, TileProduct, leading};
+pub(crate) use product::{Band, TileProduct, leading};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.
 const KEYS: usize = 96;
@@ -49,7 +49,7 @@ pub(crate) struct Rows<'a, E> {
     data: &'a [E],
     offset: usize,
     strides: [usize; 3],
-    width: usize,
+    pub width: usize,
 }
 
 impl<'a, E: Number> Rows<'a, E> {
@@ -70,17 +70,17 @@ impl<'a, E: Number> Rows<'a, E> {
     }
 
     /// The storage from the start of a row on, to be walked with [`Rows::time_stride`].
-    fn from(&self, batch: usize, time: usize, head: usize) -> &'a [E] {
+    pub fn from(&self, batch: usize, time: usize, head: usize) -> &'a [E] {
         let start = self.offset + batch * self.strides[0] + time * self.strides[1] + head * self.strides[2];
         if self.width == 0 { &[] } else { &self.data[start..] }
     }
 
-    fn time_stride(&self) -> usize {
+    pub fn time_stride(&self) -> usize {
         self.strides[1]
     }
 
     /// Copies `count` rows of a head to rows of `stride` elements.
-    fn copy(&self, batch: usize, time: usize, head: usize, count: usize, out: &mut [E], stride: usize) {
+    pub fn copy(&self, batch: usize, time: usize, head: usize, count: usize, out: &mut [E], stride: usize) {
         if self.width > 0 && count > 0 {
             let (from, step) = (self.from(batch, time, head), self.time_stride());
             CopyRows { from, step, width: self.width, count, out, stride }.run();
@@ -226,18 +226,18 @@ impl<E: Number> Kernel<E> for CopyRows<'_, E> {
 }
 
 /// `out[p * stride + i] = factor · from[i * step + p]` for `count` rows of `width` elements; whole vectors are written.
-struct TransposeRows<'a, E> {
-    from: &'a [E],
-    step: usize,
-    width: usize,
-    count: usize,
-    factor: E,
-    out: &'a mut [E],
-    stride: usize,
+pub(crate) struct TransposeRows<'a, E> {
+    pub from: &'a [E],
+    pub step: usize,
+    pub width: usize,
+    pub count: usize,
+    pub factor: E,
+    pub out: &'a mut [E],
+    pub stride: usize,
 }
 
 impl<E: Number> TransposeRows<'_, E> {
-    fn run(self) {
+    pub fn run(self) {
         E::dispatch(self);
     }
 }
@@ -267,14 +267,14 @@ impl<E: Number> Kernel<E> for TransposeRows<'_, E> {
 }
 
 /// The working memory of a task: one recycled buffer, cut into parts that begin on a cache line.
-struct Scratch(Tensor);
+pub(crate) struct Scratch(Tensor);
 
 impl Scratch {
-    fn new<E: Number>(elements: usize) -> Scratch {
+    pub fn new<E: Number>(elements: usize) -> Scratch {
         Scratch(Tensor::empty(E::DTYPE, &[elements]))
     }
 
-    fn parts<E: Number, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [E]; N] {
+    pub fn parts<E: Number, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [E]; N] {
         let mut rest = self.0.as_mut_slice::<E>();
         lengths.map(|length| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(length);
@@ -285,7 +285,7 @@ impl Scratch {
 }
 
 /// An output of which every task writes rows of its own.
-struct SharedRows<'a, E> {
+pub(crate) struct SharedRows<'a, E> {
     start: *mut E,
     len: usize,
     owner: PhantomData<&'a mut [E]>,
@@ -295,7 +295,7 @@ struct SharedRows<'a, E> {
 unsafe impl<E: Send> Sync for SharedRows<'_, E> {}
 
 impl<'a, E> SharedRows<'a, E> {
-    fn new(out: &'a mut [E]) -> SharedRows<'a, E> {
+    pub fn new(out: &'a mut [E]) -> SharedRows<'a, E> {
         SharedRows { start: out.as_mut_ptr(), len: out.len(), owner: PhantomData }
     }
 
@@ -304,7 +304,7 @@ impl<'a, E> SharedRows<'a, E> {
     /// # Safety
     /// While the slice lives, no other call asks for the same row, and all calls have the same width.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn row_mut(&self, row: usize, width: usize) -> &mut [E] {
+    pub unsafe fn row_mut(&self, row: usize, width: usize) -> &mut [E] {
         assert!((row + 1) * width <= self.len);
         // SAFETY: in bounds; exclusive, as the caller warrants.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * width), width) }

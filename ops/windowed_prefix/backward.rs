@@ -1,0 +1,392 @@
+//! The backward pass, one task per batch entry and head: from the left for all that needs `S` or pairs, then from the
+//! right for what needs `R`.
+
+use kumiki_tensor::{Tensor, threads};
+
+use super::forward::{add_to_state, copy_gates, tile_product, transpose};
+use super::weights::{Pairs, Slopes};
+use super::{CHUNK, Problem};
+use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
+use crate::simd;
+
+/// The gradient that arrives, and what the forward pass has left.
+pub(super) struct Upstream<'a, E> {
+    /// `[B, T, H, G]`.
+    pub dout: Rows<'a, E>,
+    pub v: Option<Rows<'a, E>>,
+    pub gate: Rows<'a, E>,
+    /// `[B, H, T]`.
+    pub den: &'a [E],
+}
+
+/// Gradients of `tau q̂`, `k̂`, the features, `g`, `v`, and per head the sum of the near scores' slopes.
+pub(super) struct Gradients {
+    pub dq: Tensor,
+    pub dk: Tensor,
+    pub dphi_q: Tensor,
+    pub dphi_k: Tensor,
+    pub dg: Tensor,
+    pub dv: Option<Tensor>,
+    pub near: Vec<f64>,
+}
+
+pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients {
+    let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.heads, width]);
+    let (mut dq, mut dk) = (tensor(p.k.width), tensor(p.k.width));
+    let (mut dphi_q, mut dphi_k) = (tensor(p.phi_k.width), tensor(p.phi_k.width));
+    let (mut dg, mut dv) = (tensor(p.g.width), up.v.map(|_| tensor(p.g.width)));
+    let mut near = vec![0f64; p.batch * p.heads];
+    let outputs = Outputs {
+        dq: SharedRows::new(dq.as_mut_slice::<E>()),
+        dk: SharedRows::new(dk.as_mut_slice::<E>()),
+        dphi_q: SharedRows::new(dphi_q.as_mut_slice::<E>()),
+        dphi_k: SharedRows::new(dphi_k.as_mut_slice::<E>()),
+        dg: SharedRows::new(dg.as_mut_slice::<E>()),
+        dv: dv.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+    };
+    let cost = 3 * p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width);
+    threads::parallel_chunks_mut(&mut near, 1, cost, |task, near| {
+        near[0] = head(p, up, (task / p.heads, task % p.heads), &outputs);
+    });
+    let near = (0..p.heads).map(|h| near.iter().skip(h).step_by(p.heads).sum()).collect();
+    Gradients { dq, dk, dphi_q, dphi_k, dg, dv, near }
+}
+
+struct Outputs<'a, E> {
+    dq: SharedRows<'a, E>,
+    dk: SharedRows<'a, E>,
+    dphi_q: SharedRows<'a, E>,
+    dphi_k: SharedRows<'a, E>,
+    dg: SharedRows<'a, E>,
+    dv: Option<SharedRows<'a, E>>,
+}
+
+/// What one task holds: a tile of queries in the forms that products need, a tile of pairs, all keys of the head with
+/// their gradients, and running sums.
+struct Buffers<'a, E> {
+    q: &'a mut [E],
+    q_t: &'a mut [E],
+    phi: &'a mut [E],
+    phi_t: &'a mut [E],
+    /// Rows `d_i`, `[G+1]`.
+    d: &'a mut [E],
+    d_t: &'a mut [E],
+    scores: &'a mut [E],
+    kernel: &'a mut [E],
+    slopes: &'a mut [E],
+    dq: &'a mut [E],
+    dphi: &'a mut [E],
+    state: &'a mut [E],
+    state_t: &'a mut [E],
+    k: &'a mut [E],
+    phi_k: &'a mut [E],
+    g: &'a mut [E],
+    dk: &'a mut [E],
+    dphi_k: &'a mut [E],
+    dg: &'a mut [E],
+}
+
+/// Distances between rows of the buffers.
+#[derive(Clone, Copy)]
+struct Strides {
+    /// Of transposed tiles of queries.
+    tile: usize,
+    k: usize,
+    phi: usize,
+    g: usize,
+}
+
+fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) -> f64 {
+    let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width);
+    let (size, time) = (p.tile(), p.time);
+    let s = Strides {
+        tile: leading::<E>(size),
+        k: leading::<E>(width),
+        phi: leading::<E>(features),
+        g: leading::<E>(values + 1),
+    };
+    let sizes = [
+        size * s.k,
+        width * s.tile,
+        size * s.phi,
+        features * s.tile,
+        size * s.g,
+        (values + 1) * s.tile,
+        size * s.tile,
+        size * s.tile,
+        size * s.tile,
+        size * s.k,
+        size * s.phi,
+        features * s.g,
+        (values + 1) * s.phi,
+        time * s.k,
+        time * s.phi,
+        time * s.g,
+        time * s.k,
+        time * s.phi,
+        time * s.g,
+    ];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [q, q_t, phi, phi_t, d, d_t, scores, kernel, slopes, dq, dphi, state, state_t, k, phi_k, g, dk, dphi_k, dg] =
+        scratch.parts::<E, 19>(sizes);
+    for sums in [&mut *dk, &mut *dphi_k, &mut *dg, &mut *state] {
+        sums.fill(E::ZERO);
+    }
+    p.k.copy(at.0, 0, at.1, time, k, s.k);
+    p.phi_k.copy(at.0, 0, at.1, time, phi_k, s.phi);
+    copy_gates(p, at, 0, time, g, s.g);
+    let mut b = Buffers {
+        q,
+        q_t,
+        phi,
+        phi_t,
+        d,
+        d_t,
+        scores,
+        kernel,
+        slopes,
+        dq,
+        dphi,
+        state,
+        state_t,
+        k,
+        phi_k,
+        g,
+        dk,
+        dphi_k,
+        dg,
+    };
+    let near = b.left_to_right(p, up, at, s, out);
+    b.right_to_left(p, up, at, s);
+    let rows =
+        [(&out.dk, &*b.dk, s.k, width), (&out.dphi_k, &*b.dphi_k, s.phi, features), (&out.dg, &*b.dg, s.g, values)];
+    for (out, rows, stride, width) in rows {
+        write_rows(p, at, 0, out, rows, stride, width);
+    }
+    near
+}
+
+/// Copies rows to those of an output from time `i` on.
+fn write_rows<E: Number>(
+    p: &Problem<E>,
+    (batch, head): (usize, usize),
+    i: usize,
+    out: &SharedRows<E>,
+    rows: &[E],
+    stride: usize,
+    width: usize,
+) {
+    for (c, row) in rows.chunks_exact(stride).take(p.time - i).enumerate() {
+        // SAFETY: the task of this head of this batch entry calls, and holds no other row.
+        let out = unsafe { out.row_mut((batch * p.time + i + c) * p.heads + head, width) };
+        out.copy_from_slice(&row[..width]);
+    }
+}
+
+impl<E: Number> Buffers<'_, E> {
+    /// All gradients but what keys get from afar; gives the sum of slopes of near scores.
+    fn left_to_right(
+        &mut self,
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        (batch, head): (usize, usize),
+        s: Strides,
+        out: &Outputs<E>,
+    ) -> f64 {
+        let (features, values) = (p.phi_k.width, p.g.width);
+        let (mut near, mut summed) = (0f64, 0);
+        for i in (0..p.time).step_by(CHUNK) {
+            let queries = CHUNK.min(p.time - i);
+            let first = p.first_key(i);
+            for j in (summed..first).step_by(CHUNK) {
+                add_to_state(p, (batch, head), j, &self.g[j * s.g..], self.state, s.g);
+            }
+            summed = first;
+
+            p.q.copy(batch, i, head, queries, self.q, s.k);
+            transpose(&p.q, (batch, i, head), queries, self.q_t, s.tile);
+            transpose(&p.phi_q, (batch, i, head), queries, self.phi_t, s.tile);
+            self.pack(p, up, (batch, head), i, s, out.dv.as_ref());
+            let (from, step, width) = (&*self.d, s.g, values + 1);
+            TransposeRows { from, step, width, count: queries, factor: E::ONE, out: self.d_t, stride: s.tile }.run();
+            self.dq[..queries * s.k].fill(E::ZERO);
+            self.features_from_state(first, queries, features, values, s);
+
+            for j in (first..i + queries).step_by(CHUNK) {
+                let keys = CHUNK.min(i + queries - j);
+                let pairs = Pairs { keys, queries, ahead: (i - j) as isize, window: p.window as isize, stride: s.tile };
+                near += self.pair(p, j, pairs, s, p.tau[head]);
+            }
+            let rows = [(&out.dq, &*self.dq, s.k, p.k.width), (&out.dphi_q, &*self.dphi, s.phi, features)];
+            for (out, rows, stride, width) in rows {
+                write_rows(p, (batch, head), i, out, &rows[..queries * stride], stride, width);
+            }
+        }
+        near
+    }
+
+    /// The tile's features and `d`, and its gradient of `v` where that is wanted.
+    fn pack(
+        &mut self,
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        (batch, head): (usize, usize),
+        i: usize,
+        s: Strides,
+        dv: Option<&SharedRows<E>>,
+    ) {
+        let (queries, values) = (CHUNK.min(p.time - i), p.g.width);
+        p.phi_q.copy(batch, i, head, queries, self.phi, s.phi);
+        up.dout.copy(batch, i, head, queries, self.d, s.g);
+        for (c, d) in self.d.chunks_exact_mut(s.g).take(queries).enumerate() {
+            let gate = up.gate.row(batch, i + c, head);
+            if let Some(dv) = dv {
+                // SAFETY: this task alone has this head of this batch entry.
+                let dv = unsafe { dv.row_mut((batch * p.time + i + c) * p.heads + head, values) };
+                dv.iter_mut().zip(d.iter().zip(gate)).for_each(|(y, (&d, &gate))| *y = d * gate);
+            }
+            if let Some(v) = &up.v {
+                d.iter_mut().zip(v.row(batch, i + c, head)).for_each(|(d, &v)| *d *= v);
+            }
+            let den = up.den[(batch * p.heads + head) * p.time + i + c];
+            let inverse = if den == E::ZERO { E::ZERO } else { E::ONE / den };
+            d[values] = -simd::dot(&d[..values], gate);
+            d[..=values].iter_mut().for_each(|d| *d *= inverse);
+        }
+    }
+
+    /// `dφ(q) = S d`, which begins the sum.
+    fn features_from_state(&mut self, first: usize, queries: usize, features: usize, values: usize, s: Strides) {
+        let depth = if first > 0 { values + 1 } else { 0 };
+        if first > 0 {
+            self.transpose_state(features, values, s);
+        }
+        TileProduct {
+            rows: queries,
+            depth,
+            columns: features,
+            a: self.d,
+            a_strides: (s.g, 1),
+            b: self.state_t,
+            b_stride: s.phi,
+            c: self.dphi,
+            c_stride: s.phi,
+            accumulate: false,
+            band: Band::Full,
+        }
+        .run();
+    }
+
+    fn transpose_state(&mut self, features: usize, values: usize, s: Strides) {
+        let (from, step, width, out) = (&*self.state, s.g, values + 1, &mut *self.state_t);
+        TransposeRows { from, step, width, count: features, factor: E::ONE, out, stride: s.phi }.run();
+    }
+
+    /// What a tile of pairs adds to the gradients; gives the sum of slopes of its near scores.
+    fn pair(&mut self, p: &Problem<E>, j: usize, pairs: Pairs, s: Strides, shift: E) -> f64 {
+        let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width);
+        let (k, phi_k, g) = (&self.k[j * s.k..], &self.phi_k[j * s.phi..], &self.g[j * s.g..]);
+        let (has_near, has_far) = (pairs.has_near(), pairs.has_far());
+        if has_near {
+            tile_product((k, s.k), width, pairs, self.q_t, self.scores);
+        }
+        if has_far {
+            tile_product((phi_k, s.phi), features, pairs, self.phi_t, self.kernel);
+        }
+        tile_product((g, s.g), values + 1, pairs, self.d_t, self.slopes);
+        Slopes { pairs, scores: self.scores, kernel: self.kernel, slopes: self.slopes, shift }.run();
+
+        let per_key = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
+            TileProduct {
+                rows: pairs.keys,
+                depth: pairs.queries,
+                columns,
+                a,
+                a_strides: (pairs.stride, 1),
+                b,
+                b_stride: stride,
+                c: &mut c[j * stride..],
+                c_stride: stride,
+                accumulate: true,
+                band: Band::Full,
+            }
+            .run();
+        };
+        let per_query = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
+            TileProduct {
+                rows: pairs.queries,
+                depth: pairs.keys,
+                columns,
+                a,
+                a_strides: (1, pairs.stride),
+                b,
+                b_stride: stride,
+                c,
+                c_stride: stride,
+                accumulate: true,
+                band: Band::Full,
+            }
+            .run();
+        };
+        per_key(self.kernel, self.d, self.dg, s.g, values);
+        let mut near = 0f64;
+        if has_near {
+            per_key(self.scores, self.q, self.dk, s.k, width);
+            per_query(self.scores, k, self.dq, s.k, width);
+            let rows = self.scores.chunks_exact(pairs.stride).take(pairs.keys);
+            near = rows.map(|row| simd::Real::to_f64(simd::sum(&row[..pairs.queries]))).sum();
+        }
+        if has_far {
+            per_key(self.slopes, self.phi, self.dphi_k, s.phi, features);
+            per_query(self.slopes, phi_k, self.dphi, s.phi, features);
+        }
+        near
+    }
+
+    /// What keys get from queries that are far from all of their chunk: `dφ(k) += R (g, 1)`, `dg += Rᵀ φ(k)`.
+    fn right_to_left(&mut self, p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), s: Strides) {
+        let (features, values) = (p.phi_k.width, p.g.width);
+        self.state.fill(E::ZERO);
+        let Some(mut i) = p.time.checked_sub(1).map(|last| last / CHUNK * CHUNK) else { return };
+        // Chunks that no tile of queries has in its running sums get nothing.
+        for j in (0..p.first_key(i)).step_by(CHUNK).rev() {
+            while p.first_key(i) > j {
+                self.pack(p, up, at, i, s, None);
+                TileProduct {
+                    rows: features,
+                    depth: CHUNK.min(p.time - i),
+                    columns: values + 1,
+                    a: self.phi,
+                    a_strides: (1, s.phi),
+                    b: self.d,
+                    b_stride: s.g,
+                    c: self.state,
+                    c_stride: s.g,
+                    accumulate: true,
+                    band: Band::Full,
+                }
+                .run();
+                i -= CHUNK;
+            }
+            self.transpose_state(features, values, s);
+            let product = |a: &[E], a_stride: usize, depth, b: &[E], c: &mut [E], stride: usize, columns| {
+                TileProduct {
+                    rows: CHUNK,
+                    depth,
+                    columns,
+                    a: &a[j * a_stride..],
+                    a_strides: (a_stride, 1),
+                    b,
+                    b_stride: stride,
+                    c: &mut c[j * stride..],
+                    c_stride: stride,
+                    accumulate: true,
+                    band: Band::Full,
+                }
+                .run();
+            };
+            product(self.g, s.g, values + 1, self.state_t, self.dphi_k, s.phi, features);
+            product(self.phi_k, s.phi, features, self.state, self.dg, s.g, values);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The forward pass, one task per batch entry and head.
+
+use kumiki_tensor::{Tensor, threads};
+
+use super::weights::{Pairs, Weights};
+use super::{CHUNK, Problem};
+use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
+
+/// ḡ and its product with `v` (each if asked for), `[B, T, H, G]`, and the sums of weights `[B, H, T]`.
+pub(super) fn forward<E: Number>(
+    p: &Problem<E>,
+    v: Option<&Rows<E>>,
+    keep: bool,
+) -> (Option<Tensor>, Option<Tensor>, Tensor) {
+    let shape = [p.batch, p.time, p.heads, p.g.width];
+    let mut gate = (keep || v.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
+    let mut gated = v.map(|_| Tensor::empty(E::DTYPE, &shape));
+    let mut den = Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.time]);
+    let outputs = Outputs {
+        gate: gate.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        den: SharedRows::new(den.as_mut_slice::<E>()),
+    };
+    let cost = p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width);
+    threads::parallel_for(p.batch * p.heads, cost, |task| head(p, v, task / p.heads, task % p.heads, &outputs));
+    (gate, gated, den)
+}
+
+struct Outputs<'a, E> {
+    gate: Option<SharedRows<'a, E>>,
+    gated: Option<SharedRows<'a, E>>,
+    den: SharedRows<'a, E>,
+}
+
+fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usize, outputs: &Outputs<E>) {
+    let (features, values) = (p.phi_k.width, p.g.width);
+    let (size, stride) = (p.tile(), leading::<E>(p.tile()));
+    let (m_stride, g_stride) = (leading::<E>(features), leading::<E>(values + 1));
+    let sizes = [
+        p.k.width * stride,
+        features * stride,
+        size * m_stride,
+        size * stride,
+        size * stride,
+        size * g_stride,
+        size * g_stride,
+        features * g_stride,
+    ];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [q, phi_t, phi, scores, kernel, g, sums, state] = scratch.parts::<E, 8>(sizes);
+    state.fill(E::ZERO);
+    let mut summed = 0;
+    for i in (0..p.time).step_by(CHUNK) {
+        let queries = CHUNK.min(p.time - i);
+        let first = p.first_key(i);
+        for j in (summed..first).step_by(CHUNK) {
+            copy_gates(p, (batch, head), j, CHUNK, g, g_stride);
+            add_to_state(p, (batch, head), j, g, state, g_stride);
+        }
+        summed = first;
+
+        transpose(&p.q, (batch, i, head), queries, q, stride);
+        transpose(&p.phi_q, (batch, i, head), queries, phi_t, stride);
+        p.phi_q.copy(batch, i, head, queries, phi, m_stride);
+        // What all of the tile's queries see from afar.
+        TileProduct {
+            rows: queries,
+            depth: if first > 0 { features } else { 0 },
+            columns: values + 1,
+            a: phi,
+            a_strides: (m_stride, 1),
+            b: state,
+            b_stride: g_stride,
+            c: sums,
+            c_stride: g_stride,
+            accumulate: false,
+            band: Band::Full,
+        }
+        .run();
+        for j in (first..i + queries).step_by(CHUNK) {
+            let keys = CHUNK.min(i + queries - j);
+            let pairs = Pairs { keys, queries, ahead: (i - j) as isize, window: p.window as isize, stride };
+            if pairs.has_near() {
+                transposed_product(&p.k, (batch, j, head), pairs, q, scores);
+            }
+            if pairs.has_far() {
+                transposed_product(&p.phi_k, (batch, j, head), pairs, phi_t, kernel);
+            }
+            Weights { pairs, scores, kernel, shift: p.tau[head] }.run();
+            copy_gates(p, (batch, head), j, keys, g, g_stride);
+            TileProduct {
+                rows: queries,
+                depth: keys,
+                columns: values + 1,
+                a: scores,
+                a_strides: (1, stride),
+                b: g,
+                b_stride: g_stride,
+                c: sums,
+                c_stride: g_stride,
+                accumulate: true,
+                band: Band::Full,
+            }
+            .run();
+        }
+        for (c, row) in sums.chunks_exact(g_stride).take(queries).enumerate() {
+            let (row, sum) = (&row[..values], row[values]);
+            let inverse = if sum == E::ZERO { E::ZERO } else { E::ONE / sum };
+            let at = (batch * p.time + i + c) * p.heads + head;
+            if let Some(gate) = &outputs.gate {
+                // SAFETY: this task alone has this head of this batch entry.
+                let gate = unsafe { gate.row_mut(at, values) };
+                gate.iter_mut().zip(row).for_each(|(y, &x)| *y = x * inverse);
+            }
+            if let (Some(gated), Some(v)) = (&outputs.gated, v) {
+                // SAFETY: as above.
+                let gated = unsafe { gated.row_mut(at, values) };
+                let v = v.row(batch, i + c, head);
+                gated.iter_mut().zip(row.iter().zip(v)).for_each(|(y, (&x, &v))| *y = x * inverse * v);
+            }
+            // SAFETY: as above.
+            let den = unsafe { outputs.den.row_mut((batch * p.heads + head) * p.time + i + c, 1) };
+            den[0] = sum;
+        }
+    }
+}
+
+/// Rows from `(batch, time, head)` on as columns of `out`.
+pub(super) fn transpose<E: Number>(
+    from: &Rows<E>,
+    (batch, time, head): (usize, usize, usize),
+    count: usize,
+    out: &mut [E],
+    stride: usize,
+) {
+    let step = from.time_stride();
+    TransposeRows { from: from.from(batch, time, head), step, width: from.width, count, factor: E::ONE, out, stride }
+        .run();
+}
+
+/// `out[key, query]` for the keys' rows from `(batch, time, head)` on and packed queries.
+pub(super) fn transposed_product<E: Number>(
+    keys: &Rows<E>,
+    (batch, time, head): (usize, usize, usize),
+    pairs: Pairs,
+    packed: &[E],
+    out: &mut [E],
+) {
+    tile_product((keys.from(batch, time, head), keys.time_stride()), keys.width, pairs, packed, out);
+}
+
+/// As [`transposed_product`] with rows so far apart.
+pub(super) fn tile_product<E: Number>(rows: (&[E], usize), depth: usize, pairs: Pairs, packed: &[E], out: &mut [E]) {
+    TileProduct {
+        rows: pairs.keys,
+        depth,
+        columns: pairs.queries,
+        a: rows.0,
+        a_strides: (rows.1, 1),
+        b: packed,
+        b_stride: pairs.stride,
+        c: out,
+        c_stride: pairs.stride,
+        accumulate: false,
+        // Key r is visible to query c when r <= c + ahead.
+        band: if pairs.keys as isize - 1 <= pairs.ahead { Band::Full } else { Band::Columns(pairs.ahead) },
+    }
+    .run();
+}
+
+/// Rows `(g_j, 1)`: what is multiplied with weights then gives sums of gates and, last, of weights.
+pub(super) fn copy_gates<E: Number>(
+    p: &Problem<E>,
+    (batch, head): (usize, usize),
+    time: usize,
+    count: usize,
+    out: &mut [E],
+    stride: usize,
+) {
+    p.g.copy(batch, time, head, count, out, stride);
+    out.chunks_exact_mut(stride).take(count).for_each(|row| row[p.g.width] = E::ONE);
+}
+
+/// Adds a chunk of keys, whose `(g, 1)` are given, to the running sums.
+pub(super) fn add_to_state<E: Number>(
+    p: &Problem<E>,
+    (batch, head): (usize, usize),
+    time: usize,
+    g: &[E],
+    state: &mut [E],
+    stride: usize,
+) {
+    TileProduct {
+        rows: p.phi_k.width,
+        depth: CHUNK,
+        columns: p.g.width + 1,
+        a: p.phi_k.from(batch, time, head),
+        a_strides: (1, p.phi_k.time_stride()),
+        b: g,
+        b_stride: stride,
+        c: state,
+        c_stride: stride,
+        accumulate: true,
+        band: Band::Full,
+    }
+    .run();
+}

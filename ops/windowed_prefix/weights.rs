@@ -1,0 +1,191 @@
+//! The elementwise halves of `windowed_prefix` on a transposed tile, `[key * stride + query]`: queries lie in the lanes.
+//!
+//! The distance from key `r` to query `c` of a tile is `c - r + ahead`. Below 0 the pair is hidden, below the window
+//! near, else far.
+
+use crate::simd::{Kernel, Lanes, Real};
+
+/// Which pairs a tile has.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs {
+    pub keys: usize,
+    pub queries: usize,
+    /// Distance from the tile's first key to its first query.
+    pub ahead: isize,
+    pub window: isize,
+    /// Elements from one key's row to the next.
+    pub stride: usize,
+}
+
+impl Pairs {
+    /// Whether any pair is near.
+    pub fn has_near(&self) -> bool {
+        self.ahead - (self.keys as isize - 1) < self.window
+    }
+
+    /// Whether any pair is far.
+    pub fn has_far(&self) -> bool {
+        self.ahead + self.queries as isize > self.window
+    }
+
+    /// Keys before the first number are at least `distance` away from all lanes from `column` on, those before the
+    /// second number from some.
+    #[inline(always)]
+    fn apart<L: Lanes>(&self, column: usize, distance: isize) -> (usize, usize) {
+        let until = |column: usize| {
+            (column as isize + self.ahead).saturating_sub(distance).saturating_add(1).clamp(0, self.keys as isize)
+        };
+        (until(column) as usize, until(column + L::N - 1) as usize)
+    }
+
+    /// The lanes from `column` on that are nearer to key `row` than `distance`.
+    #[inline(always)]
+    fn nearer<L: Lanes>(&self, column: usize, row: usize, distance: isize) -> L::Mask {
+        let lanes = (row as isize - column as isize - self.ahead).saturating_add(distance);
+        L::first_lanes(lanes.clamp(0, L::N as isize) as usize)
+    }
+
+    fn assert_fits<E>(&self, tile: &[E]) {
+        let padded = self.queries.next_multiple_of(64 / size_of::<E>());
+        assert!(padded <= self.stride && self.keys * self.stride <= tile.len());
+    }
+}
+
+/// `scores` (near) and `kernel` (far) become weights, in `scores`. What is not used of either may hold anything.
+pub(super) struct Weights<'a, E> {
+    pub pairs: Pairs,
+    pub scores: &'a mut [E],
+    pub kernel: &'a [E],
+    /// Subtracted from scores.
+    pub shift: E,
+}
+
+impl<E: Real> Weights<'_, E> {
+    pub fn run(self) {
+        self.pairs.assert_fits(self.scores);
+        self.pairs.assert_fits(self.kernel);
+        E::dispatch(self);
+    }
+}
+
+impl<E: Real> Kernel<E> for Weights<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        let Weights { pairs, scores, kernel, shift } = self;
+        let (scores, kernel, shift) = (scores.as_mut_ptr(), kernel.as_ptr(), L::splat(shift));
+        for c in (0..pairs.queries).step_by(L::N) {
+            for_rows::<L>(&pairs, c, |r, kind| {
+                let at = r * pairs.stride + c;
+                // SAFETY: asserted before the dispatch: every row of both tiles holds whole vectors up to the last query.
+                unsafe {
+                    let weight = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                    weight.store_ptr(scores.add(at));
+                }
+            });
+        }
+    }
+}
+
+/// For the backward: `scores` become slopes of scores, `kernel` weights, `slopes` (of weights) slopes of the far ones.
+pub(super) struct Slopes<'a, E> {
+    pub pairs: Pairs,
+    pub scores: &'a mut [E],
+    pub kernel: &'a mut [E],
+    pub slopes: &'a mut [E],
+    pub shift: E,
+}
+
+impl<E: Real> Slopes<'_, E> {
+    pub fn run(self) {
+        self.pairs.assert_fits(self.scores);
+        self.pairs.assert_fits(self.kernel);
+        self.pairs.assert_fits(self.slopes);
+        E::dispatch(self);
+    }
+}
+
+impl<E: Real> Kernel<E> for Slopes<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        let Slopes { pairs, scores, kernel, slopes, shift } = self;
+        let (scores, kernel, slopes) = (scores.as_mut_ptr(), kernel.as_mut_ptr(), slopes.as_mut_ptr());
+        let (shift, zero) = (L::splat(shift), L::splat(E::ZERO));
+        for c in (0..pairs.queries).step_by(L::N) {
+            for_rows::<L>(&pairs, c, |r, kind| {
+                let at = r * pairs.stride + c;
+                // SAFETY: asserted before the dispatch: every row of the tiles holds whole vectors up to the last query.
+                unsafe {
+                    let w = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                    let dw = L::load_ptr(slopes.add(at));
+                    let (near, far) = match kind {
+                        Kind::Far => (zero, dw),
+                        Kind::Near => (w * dw, zero),
+                        Kind::Hidden => (zero, zero),
+                        Kind::Mixed => {
+                            let hidden = pairs.nearer::<L>(c, r, 0);
+                            let near = pairs.nearer::<L>(c, r, pairs.window);
+                            // w is 0 where hidden, but w·dw would be NaN for an infinite dw.
+                            let ds = L::select(hidden, zero, L::select(near, w * dw, zero));
+                            (ds, L::select(near, zero, dw))
+                        }
+                    };
+                    near.store_ptr(scores.add(at));
+                    w.store_ptr(kernel.add(at));
+                    far.store_ptr(slopes.add(at));
+                }
+            });
+        }
+    }
+}
+
+/// What a row's pairs with the lanes of a vector are.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Far,
+    Near,
+    Hidden,
+    Mixed,
+}
+
+/// Calls `f` for every key with the kind of its pairs with the lanes from `column` on.
+#[inline(always)]
+fn for_rows<L: Lanes>(pairs: &Pairs, column: usize, mut f: impl FnMut(usize, Kind)) {
+    let (all_far, some_far) = pairs.apart::<L>(column, pairs.window);
+    let (all_visible, some_visible) = pairs.apart::<L>(column, 0);
+    (0..all_far).for_each(|r| f(r, Kind::Far));
+    (all_far..some_far).for_each(|r| f(r, Kind::Mixed));
+    (some_far..all_visible).for_each(|r| f(r, Kind::Near));
+    (some_far.max(all_visible)..some_visible).for_each(|r| f(r, Kind::Mixed));
+    (some_visible..pairs.keys).for_each(|r| f(r, Kind::Hidden));
+}
+
+/// # Safety
+/// Both pointers must be readable for a vector.
+#[inline(always)]
+unsafe fn weight<L: Lanes>(
+    pairs: &Pairs,
+    (column, row): (usize, usize),
+    kind: Kind,
+    scores: *const L::Elem,
+    kernel: *const L::Elem,
+    shift: L,
+) -> L {
+    let zero = L::splat(L::Elem::ZERO);
+    // SAFETY: warranted by the caller.
+    let near = || unsafe { (L::load_ptr(scores) - shift).exp() };
+    // SAFETY: as above.
+    let far = || unsafe { L::load_ptr(kernel) };
+    match kind {
+        Kind::Far => far(),
+        Kind::Near => near(),
+        Kind::Hidden => zero,
+        Kind::Mixed => {
+            let visible = L::select(pairs.nearer::<L>(column, row, pairs.window), near(), far());
+            L::select(pairs.nearer::<L>(column, row, 0), zero, visible)
+        }
+    }
+}
