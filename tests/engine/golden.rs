@@ -19,9 +19,7 @@ use kumiki::tensor::{DType, Tensor, safetensors};
 use serde_json::Value;
 
 /// Kinds (and for whole models `kind/arch`) whose operators or models do not exist yet. Later work empties this list.
-const SKIPPED: [&str; 16] = [
-    "windowed_prefix",
-    "feature_map",
+const SKIPPED: [&str; 14] = [
     "dual_attention",
     "block_wango",
     "block_gau",
@@ -285,6 +283,21 @@ fn run(g: &Golden, dtype: DType) -> bool {
         }
         "causal_attention" => g.op(dtype, "y", |x| ops::causal_attention(&x("q"), &x("k"), &x("v"))),
         "gate_aggregate" => g.op(dtype, "y", |x| ops::gate_aggregate(&x("q"), &x("k"), &x("g"), &x("tau"))),
+        "feature_map" => {
+            let map = g.config["map"].as_str().unwrap().parse().unwrap();
+            g.op(dtype, "y", |x| ops::feature_map(&x("u"), &x("tau"), map));
+        }
+        "windowed_prefix" => g.op(dtype, "y", |x| {
+            ops::windowed_prefix(ops::WindowedPrefix {
+                q: &x("q"),
+                k: &x("k"),
+                phi_q: &x("phi_q"),
+                phi_k: &x("phi_k"),
+                g: &x("g"),
+                tau: &x("tau"),
+                window: g.usize("window"),
+            })
+        }),
         "block_tango" => block_tango(g, dtype),
         "block_transformer" => block_transformer(g, dtype),
         "lm" => lm(g, dtype),
