@@ -1,6 +1,7 @@
 //! What a model costs, by formula: parameters and multiply-accumulates of a forward pass.
 
 use crate::language_model::{Architecture, LanguageModelConfig};
+use crate::tango::Window;
 
 /// How the token pairs of an attention are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Macs {
     pub projection: u64,
     /// Scores and weighted sums over token pairs.
     pub pair: u64,
+    /// Running sums over earlier tokens, and reads of them.
+    pub prefix: u64,
     /// The output head.
     pub head: u64,
 }
@@ -28,7 +31,7 @@ pub struct Macs {
 impl Macs {
     /// All together.
     pub fn total(&self) -> u64 {
-        self.projection + self.pair + self.head
+        self.projection + self.pair + self.prefix + self.head
     }
 }
 
@@ -76,18 +79,25 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
 /// Multiply-accumulates of a forward pass over `seq` tokens. Norms, rotations and elementwise work are not counted.
 pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> Macs {
     let (d, l, t) = (config.architecture.d_model() as u64, config.architecture.applications() as u64, seq as u64);
-    let (matrices, pair_width) = match &config.architecture {
+    // Pairs of a token with as many others as it may see, all at most.
+    let counted = |window: u64| match pairs {
+        Pairs::Full => t * window.min(t),
+        Pairs::Causal => {
+            let growing = window.min(t);
+            growing * (growing + 1) / 2 + (t - growing) * growing
+        }
+    };
+    let (matrices, pair, prefix) = match &config.architecture {
         Architecture::Tango(c) => {
             let (keys, e) = ((c.heads * c.head_dim) as u64, c.gate_width as u64);
-            (2 * keys * d + 3 * e * d, keys + e)
+            // Every token is added to the sums of gates and weights, and reads them, by M features a head.
+            let features = |w: &Window| w.feature_map.width(c.head_dim) as u64;
+            let prefix = c.window.as_ref().map_or(0, |w| 2 * t * features(w) * (e + c.heads as u64));
+            (2 * keys * d + 3 * e * d, counted(c.window.map_or(t, |w| w.size as u64)) * (keys + e), prefix)
         }
-        Architecture::Transformer(c) => (4 * d * d + 3 * c.d_ff as u64 * d, 2 * d),
+        Architecture::Transformer(c) => (4 * d * d + 3 * c.d_ff as u64 * d, counted(t) * 2 * d, 0),
     };
-    let counted = match pairs {
-        Pairs::Full => t * t,
-        Pairs::Causal => t * (t + 1) / 2,
-    };
-    Macs { projection: l * t * matrices, pair: l * counted * pair_width, head: t * d * config.n_vocab as u64 }
+    Macs { projection: l * t * matrices, pair: l * pair, prefix: l * prefix, head: t * d * config.n_vocab as u64 }
 }
 
 #[cfg(test)]
@@ -126,12 +136,19 @@ mod tests {
             applications: 4,
             tied: true,
             rope_base: 1e4,
+            window: None,
+        };
+        let wango = TangoConfig {
+            window: Some(crate::Window { size: 128, feature_map: kumiki_ops::FeatureMap::Hyperbolic }),
+            ..tango.clone()
         };
         let transformer =
             TransformerConfig { d_model: 512, heads: 8, d_ff: 28_158, applications: 4, tied: true, rope_base: 1e4 };
-        for (architecture, paper) in
-            [(Architecture::Tango(tango), 9.44e12), (Architecture::Transformer(transformer), 1.94e12)]
-        {
+        for (architecture, paper) in [
+            (Architecture::Tango(tango), 9.44e12),
+            (Architecture::Tango(wango), 1.90e12),
+            (Architecture::Transformer(transformer), 1.94e12),
+        ] {
             let config = LanguageModelConfig { n_vocab: 50_257, architecture };
             let total = macs(&config, 8192, Pairs::Full).total() as f64;
             assert!((total / paper - 1.0).abs() < 0.005, "{total:e} against {paper:e}");

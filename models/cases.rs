@@ -4,7 +4,9 @@ use kumiki_autograd::{GradCheck, Param, Report, Tape};
 use kumiki_nn::Module;
 use kumiki_tensor::{DType, Rng, Tensor};
 
-use crate::{Architecture, IGNORE, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig};
+use kumiki_ops::FeatureMap;
+
+use crate::{Architecture, IGNORE, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window};
 
 /// A language model of F64 with a batch to compute its loss on.
 pub struct ModelCase {
@@ -47,9 +49,14 @@ pub fn model_cases() -> Vec<ModelCase> {
     let mut cases = Vec::new();
     for (tied, recompute) in [(true, false), (false, false), (true, true), (false, true)] {
         let (d_model, heads, applications, rope_base) = (8, 2, 2, 10_000.0);
-        let tango = TangoConfig { d_model, heads, head_dim: 4, gate_width: 6, applications, tied, rope_base };
+        let tango =
+            TangoConfig { d_model, heads, head_dim: 4, gate_width: 6, applications, tied, rope_base, window: None };
+        // Of the five tokens of a case, the last ones have two or three behind the window.
+        let window = Some(Window { size: 2, feature_map: FeatureMap::Hyperbolic });
+        let wango = TangoConfig { window, ..tango.clone() };
         let transformer = TransformerConfig { d_model, heads, d_ff: 6, applications, tied, rope_base };
         cases.push(ModelCase::new("tango", Architecture::Tango(tango), recompute));
+        cases.push(ModelCase::new("wango", Architecture::Tango(wango), recompute));
         cases.push(ModelCase::new("transformer", Architecture::Transformer(transformer), recompute));
     }
     cases

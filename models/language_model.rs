@@ -1,11 +1,12 @@
 //! [`LanguageModel`]: a token table, blocks of one architecture, a norm, and the head tied to the table.
 
 use kumiki_autograd::{Tape, Var, checkpoint};
-use kumiki_nn::{Embedding, Init, KvCache, Module, RmsNorm};
+use kumiki_nn::{Embedding, Init, Module, RmsNorm};
 use kumiki_ops as ops;
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::block_cache::BlockCache;
 use crate::tango::{TangoBlock, TangoConfig};
 use crate::transformer::{TransformerBlock, TransformerConfig};
 
@@ -98,7 +99,7 @@ pub enum Block {
 impl Block {
     /// `h [B, T, D]` to the same. With a cache the tokens continue those in it.
     #[track_caller]
-    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut KvCache>) -> Var {
+    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut BlockCache>) -> Var {
         match self {
             Block::Tango(b) => b.forward(tape, h, cache),
             Block::Transformer(b) => b.forward(tape, h, cache),
@@ -124,13 +125,13 @@ impl Module for Block {
 /// What decoding keeps of the tokens so far: one cache per block application.
 #[derive(Clone, Debug)]
 pub struct DecodeCache {
-    applications: Vec<KvCache>,
+    applications: Vec<BlockCache>,
 }
 
 impl DecodeCache {
     /// The number of tokens held.
     pub fn len(&self) -> usize {
-        self.applications.first().map_or(0, KvCache::len)
+        self.applications.first().map_or(0, BlockCache::len)
     }
 
     /// Whether no token is held.
@@ -138,9 +139,9 @@ impl DecodeCache {
         self.len() == 0
     }
 
-    /// Bytes of the keys and values held.
+    /// Bytes held: those of keys and values grow with every token, those of a windowed prefix do not.
     pub fn byte_len(&self) -> usize {
-        self.applications.iter().map(KvCache::byte_len).sum()
+        self.applications.iter().map(BlockCache::byte_len).sum()
     }
 }
 
@@ -238,7 +239,7 @@ impl LanguageModel {
 
     /// An empty cache for [`LanguageModel::next_logits`].
     pub fn new_cache(&self) -> DecodeCache {
-        DecodeCache { applications: vec![KvCache::new(); self.config.architecture.applications()] }
+        DecodeCache { applications: vec![BlockCache::Empty; self.config.architecture.applications()] }
     }
 
     /// Feeds the tokens `[B, T]` that follow those in the cache, and gives the logits `[B, n_vocab]` after the last.

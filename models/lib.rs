@@ -4,14 +4,16 @@
 //! architecture between a token table and the head tied to it; [`accounting`] says what a model costs.
 
 pub mod accounting;
+mod block_cache;
 mod cases;
 mod language_model;
 mod size;
 mod tango;
 mod transformer;
 
+pub use block_cache::BlockCache;
 pub use cases::{ModelCase, model_cases};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
 pub use size::{solve_width, width_error};
-pub use tango::{TangoBlock, TangoConfig};
+pub use tango::{TangoBlock, TangoConfig, Window};
 pub use transformer::{TransformerBlock, TransformerConfig};

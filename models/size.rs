@@ -57,6 +57,7 @@ mod tests {
             applications: 4,
             tied,
             rope_base: 1e4,
+            window: None,
         })
     }
 

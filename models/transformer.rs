@@ -6,9 +6,11 @@
 //! ```
 
 use kumiki_autograd::{Tape, Var};
-use kumiki_nn::{Attention, Init, KvCache, RmsNorm, SwiGlu, module};
+use kumiki_nn::{Attention, Init, RmsNorm, SwiGlu, module};
 use kumiki_ops as ops;
 use serde::{Deserialize, Serialize};
+
+use crate::block_cache::BlockCache;
 
 /// The sizes of a Transformer++ stack.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,8 +86,8 @@ impl TransformerBlock {
 
     /// `h [B, T, D]` to the same. With a cache the tokens continue those in it.
     #[track_caller]
-    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut KvCache>) -> Var {
-        let h = ops::add(h, &self.attention.forward(tape, &self.norm1.forward(tape, h), cache));
+    pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut BlockCache>) -> Var {
+        let h = ops::add(h, &self.attention.forward(tape, &self.norm1.forward(tape, h), cache.map(BlockCache::kv)));
         ops::add(&h, &self.mlp.forward(tape, &self.norm2.forward(tape, &h)))
     }
 }

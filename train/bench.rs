@@ -88,6 +88,7 @@ impl StepBench {
                     applications,
                     tied: true,
                     rope_base,
+                    window: None,
                 })
             }
             "transformer" => {

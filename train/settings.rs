@@ -245,6 +245,7 @@ impl Settings {
                     applications,
                     tied: true,
                     rope_base,
+                    window: None,
                 })
             }
             "recurrent" => transformer(true),

@@ -1,10 +1,20 @@
 //! Small models that the integration tests share.
 
-use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig};
+use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window};
+use kumiki::ops::FeatureMap;
 use kumiki::tensor::{DType, Rng, Tensor};
 
 /// A TANGO stack of 3 applications, 2 heads; sizes are odd where they may be.
 pub fn tango(tied: bool) -> Architecture {
+    windowed(tied, None)
+}
+
+/// As [`tango`] with a window of 3 tokens.
+pub fn wango(tied: bool, feature_map: FeatureMap) -> Architecture {
+    windowed(tied, Some(Window { size: 3, feature_map }))
+}
+
+fn windowed(tied: bool, window: Option<Window>) -> Architecture {
     Architecture::Tango(TangoConfig {
         d_model: 12,
         heads: 2,
@@ -13,6 +23,7 @@ pub fn tango(tied: bool) -> Architecture {
         applications: 3,
         tied,
         rope_base: 1e4,
+        window,
     })
 }
 
@@ -33,6 +44,9 @@ pub fn architectures() -> Vec<(&'static str, Architecture)> {
     vec![
         ("tango tied", tango(true)),
         ("tango untied", tango(false)),
+        ("wango tied", wango(true, FeatureMap::Hyperbolic)),
+        ("wango untied, elu1", wango(false, FeatureMap::Elu1)),
+        ("wango tied, taylor2", wango(true, FeatureMap::Taylor2)),
         ("transformer tied", transformer(true)),
         ("transformer untied", transformer(false)),
     ]
