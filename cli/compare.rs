@@ -16,7 +16,7 @@ use crate::options::{Resolved, RunOptions, preset_table};
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
 pub struct Args {
-    /// The experiment: `tango` compares TANGO with the Recurrent and the untied Transformer++
+    /// The experiment: `tango` compares TANGO and WANGO with the Recurrent and the untied Transformer++
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(["tango"]))]
     experiment: String,
     /// Models to train, in this order, separated by commas [default: tango,recurrent]
@@ -31,6 +31,7 @@ fn after_help() -> String {
         + "
 Models:
   tango         TANGO: one block applied L times; its residual is a gate averaged over earlier tokens
+  wango         WANGO: as TANGO within a window, by a linear kernel beyond; its state has a fixed size
   recurrent     Transformer++, one block applied L times
   untied        Transformer++, L blocks of their own, together as large
 

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
+use kumiki::ops::FeatureMap;
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
@@ -46,12 +47,18 @@ struct SettingOptions {
     /// Model width D
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     d_model: Option<usize>,
-    /// Heads of TANGO
+    /// Heads of TANGO and WANGO
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     heads: Option<usize>,
-    /// Key width of TANGO's heads
+    /// Key width of their heads
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     head_dim: Option<usize>,
+    /// Tokens that WANGO weighs one by one, W
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
+    window: Option<usize>,
+    /// WANGO's features for the tokens before
+    #[arg(long, value_parser = PossibleValuesParser::new(FeatureMap::ALL.map(FeatureMap::name)), help_heading = "Model")]
+    feature_map: Option<String>,
     /// Heads of the Transformer++
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     transformer_heads: Option<usize>,

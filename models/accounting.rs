@@ -117,6 +117,7 @@ mod tests {
                 applications,
                 tied: true,
                 rope_base: 1e4,
+                window: None,
             }),
         };
         assert_eq!(checked_total_params(&config(4, 1024)), Some(total_params(&config(4, 1024))));

@@ -5,6 +5,7 @@ use kumiki_ops::WindowedPrefixState;
 
 /// Empty until the first tokens come, then of the kind that the block needs.
 #[derive(Clone, Debug, Default)]
+#[allow(clippy::large_enum_variant)] // a handful per model
 pub enum BlockCache {
     /// No tokens yet.
     #[default]

@@ -3,8 +3,11 @@
 use std::time::Instant;
 
 use kumiki_autograd::Tape;
-use kumiki_models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, accounting};
+use kumiki_models::{
+    Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window, accounting,
+};
 use kumiki_nn::{AdamW, Module, clip_global_norm};
+use kumiki_ops::FeatureMap;
 use kumiki_tensor::{DType, Rng};
 
 use crate::memory;
@@ -14,7 +17,7 @@ use crate::{Error, Result};
 /// The sizes of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepBench {
-    /// `tango` or `transformer`, both tied.
+    /// `tango`, `wango` or `transformer`, all tied.
     pub model: String,
     /// Dtype of parameters and arithmetic.
     pub dtype: DType,
@@ -24,6 +27,8 @@ pub struct StepBench {
     pub head_dim: usize,
     /// Heads.
     pub heads: usize,
+    /// WANGO's window.
+    pub window: usize,
     /// Sequence length T.
     pub seq: usize,
     /// Rows of a batch.
@@ -57,8 +62,8 @@ impl StepBench {
     pub fn config(&self) -> Result<LanguageModelConfig> {
         let &StepBench { d_model: d, head_dim, heads, applications, params, .. } = self;
         let limit = 1 << 20;
-        let axes = [d, head_dim, heads, self.seq, self.batch, self.vocab, self.steps];
-        let names = ["d-model", "head-dim", "heads", "seq", "batch", "vocab", "steps"];
+        let axes = [d, head_dim, heads, self.window, self.seq, self.batch, self.vocab, self.steps];
+        let names = ["d-model", "head-dim", "heads", "window", "seq", "batch", "vocab", "steps"];
         let most = accounting::MAX_APPLICATIONS;
         if !(1..=most).contains(&applications) {
             return Err(Error::new(format!("--applications must be from 1 to {most}, found {applications}")));
@@ -78,7 +83,7 @@ impl StepBench {
         };
         let rope_base = 10_000.0;
         let architecture = match self.model.as_str() {
-            "tango" => {
+            name @ ("tango" | "wango") => {
                 let gate_width = width(2 * d * heads * head_dim, 8 * heads)?;
                 Architecture::Tango(TangoConfig {
                     d_model: d,
@@ -88,7 +93,8 @@ impl StepBench {
                     applications,
                     tied: true,
                     rope_base,
-                    window: None,
+                    window: (name == "wango")
+                        .then_some(Window { size: self.window, feature_map: FeatureMap::default() }),
                 })
             }
             "transformer" => {
@@ -102,7 +108,7 @@ impl StepBench {
                     rope_base,
                 })
             }
-            other => return Err(Error::new(unknown("model", other, &["tango", "transformer"]))),
+            other => return Err(Error::new(unknown("model", other, &["tango", "wango", "transformer"]))),
         };
         architecture.check().map_err(|e| Error::new(e.to_string()))?;
         Ok(LanguageModelConfig { n_vocab: self.vocab, architecture })
@@ -158,6 +164,7 @@ mod tests {
             d_model: 256,
             head_dim: 32,
             heads: 8,
+            window: 64,
             seq: 512,
             batch: 4,
             vocab: 256,

@@ -242,7 +242,10 @@ impl Run {
     fn draw(&self) -> Result<()> {
         let Plan { experiment, preset, .. } = &self.results.plan;
         let curves = crate::plot::Curve::from_records(&crate::log::read(self.folder.join(LOG))?);
-        let title = format!("{experiment}, preset {preset}, on {}", self.data.name);
+        // The path is in results.json; the picture may be shown to others.
+        let name =
+            Path::new(&self.data.name).file_name().map_or(self.data.name.as_str().into(), |n| n.to_string_lossy());
+        let title = format!("{experiment}, preset {preset}, on {name}");
         crate::plot::write(self.folder.join(CURVES), &title, &curves)
     }
 

@@ -1,8 +1,9 @@
 //! Settings of a run: what the presets fix and what a user may change, by option or by configuration file.
 
 use kumiki_models::accounting::MAX_APPLICATIONS;
-use kumiki_models::{Architecture, LanguageModelConfig, TangoConfig, TransformerConfig, solve_width};
+use kumiki_models::{Architecture, LanguageModelConfig, TangoConfig, TransformerConfig, Window, solve_width};
 use kumiki_nn::{Decay, Schedule};
+use kumiki_ops::FeatureMap;
 use kumiki_tensor::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,7 +13,7 @@ use crate::trainer::StepConfig;
 use crate::{Error, Result};
 
 /// The models that can be trained, by name.
-pub const MODELS: [&str; 3] = ["tango", "recurrent", "untied"];
+pub const MODELS: [&str; 4] = ["tango", "wango", "recurrent", "untied"];
 
 /// The presets, by name, from seconds to weeks.
 pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
@@ -29,10 +30,14 @@ const MOST_ROWS: usize = 1 << 16;
 pub struct Settings {
     /// Model width D.
     pub d_model: usize,
-    /// Heads of TANGO.
+    /// Heads of TANGO and WANGO.
     pub heads: usize,
-    /// Key width of TANGO's heads.
+    /// Key width of their heads.
     pub head_dim: usize,
+    /// Tokens that WANGO weighs one by one, W.
+    pub window: usize,
+    /// WANGO's features for the tokens before: `hyperbolic`, `elu1` or `taylor2`.
+    pub feature_map: String,
     /// Heads of the Transformer++.
     pub transformer_heads: usize,
     /// Block applications L.
@@ -80,6 +85,8 @@ impl Default for Settings {
             d_model: 128,
             heads: 4,
             head_dim: 32,
+            window: 32,
+            feature_map: FeatureMap::default().name().into(),
             transformer_heads: 4,
             blocks: 4,
             params: 400_000,
@@ -115,6 +122,7 @@ impl Settings {
                 d_model: 32,
                 heads: 2,
                 head_dim: 16,
+                window: 16,
                 transformer_heads: 2,
                 blocks: 2,
                 params: 20_000,
@@ -130,6 +138,7 @@ impl Settings {
             "small" => Settings {
                 d_model: 256,
                 heads: 8,
+                window: 64,
                 transformer_heads: 8,
                 params: 5_000_000,
                 seq: 512,
@@ -143,6 +152,7 @@ impl Settings {
             "paper" => Settings {
                 d_model: 512,
                 heads: 16,
+                window: 128,
                 transformer_heads: 8,
                 params: 44_300_000,
                 seq: 8192,
@@ -196,6 +206,7 @@ impl Settings {
             ("d_model", self.d_model, LARGEST),
             ("heads", self.heads, LARGEST),
             ("head_dim", self.head_dim, LARGEST),
+            ("window", self.window, LARGEST),
             ("transformer_heads", self.transformer_heads, LARGEST),
             ("blocks", self.blocks, MAX_APPLICATIONS),
             ("params", self.params, 1 << 40),
@@ -235,8 +246,12 @@ impl Settings {
             Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
         };
         let architecture = match name {
-            "tango" => {
+            "tango" | "wango" => {
                 let (heads, head_dim) = (self.heads, self.head_dim);
+                let window = match name {
+                    "tango" => None,
+                    _ => Some(Window { size: self.window, feature_map: self.feature_map()? }),
+                };
                 Architecture::Tango(TangoConfig {
                     d_model,
                     heads,
@@ -245,7 +260,7 @@ impl Settings {
                     applications,
                     tied: true,
                     rope_base,
-                    window: None,
+                    window,
                 })
             }
             "recurrent" => transformer(true),
@@ -255,6 +270,11 @@ impl Settings {
         let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
         architecture.check().map_err(|e| Error::new(e.to_string()))?;
         Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
+    }
+
+    fn feature_map(&self) -> Result<FeatureMap> {
+        let names = FeatureMap::ALL.map(FeatureMap::name);
+        self.feature_map.parse().map_err(|_| Error::new(unknown("feature map", &self.feature_map, &names)))
     }
 
     /// What an optimiser step does.
