@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::batches::Source;
 use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
 use crate::data::Data;
-use crate::folder::{self, CURVES, Found, LOCK, LOG, Lock, RESULTS};
+use crate::folder::{self, Found, LOCK, LOG, Lock, RESULTS};
 use crate::log::Writer;
 use crate::memory;
 use crate::settings::{MODELS, Settings};
@@ -246,7 +246,7 @@ impl Run {
         let name =
             Path::new(&self.data.name).file_name().map_or(self.data.name.as_str().into(), |n| n.to_string_lossy());
         let title = format!("{experiment}, preset {preset}, on {name}");
-        crate::plot::write(self.folder.join(CURVES), &title, &curves)
+        crate::plot::write(self.folder.join(folder::CURVES), &title, &curves)
     }
 
     #[cfg(not(feature = "plots"))]

@@ -101,7 +101,7 @@ fn train_on_a_folder_of_text() {
     let text = succeed(&["generate", "--checkpoint", &out, "--prompt", "Zw\u{f6}", "--tokens", "50"]).out;
     assert!(text.starts_with("Zw\u{f6}"), "{text}");
     assert!(exists(&dir.path("run/recurrent/model.safetensors")));
-    fail(1, &["train", "--preset", "nano"], &["which model?", "tango, recurrent, untied"]);
+    fail(1, &["train", "--preset", "nano"], &["which model?", "tango, wango, recurrent, untied"]);
 }
 
 #[test]

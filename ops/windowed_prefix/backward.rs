@@ -7,7 +7,7 @@ use super::forward::{add_to_state, copy_gates, tile_product, transpose};
 use super::weights::{Pairs, Slopes};
 use super::{CHUNK, Problem};
 use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
-use crate::simd;
+use crate::simd::Real;
 
 /// The gradient that arrives, and what the forward pass has left.
 pub(super) struct Upstream<'a, E> {
@@ -19,7 +19,7 @@ pub(super) struct Upstream<'a, E> {
     pub den: &'a [E],
 }
 
-/// Gradients of `tau q̂`, `k̂`, the features, `g`, `v`, and per head the sum of the near scores' slopes.
+/// Gradients of `tau q̂`, `k̂`, the features, `g`, `v`, and per head that of `tau`, times `tau`.
 pub(super) struct Gradients {
     pub dq: Tensor,
     pub dk: Tensor,
@@ -166,6 +166,17 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
     near
 }
 
+/// In f64: what this is subtracted from is often of nearly the same size.
+fn exact_dot<E: Number>(x: &[E], y: &[E]) -> E {
+    let mut sums = [0f64; 4];
+    for (x, y) in x.chunks(4).zip(y.chunks(4)) {
+        for (sum, (&x, &y)) in sums.iter_mut().zip(x.iter().zip(y)) {
+            *sum += Real::to_f64(x) * Real::to_f64(y);
+        }
+    }
+    <E as Real>::from_f64(sums.iter().sum())
+}
+
 /// Copies rows to those of an output from time `i` on.
 fn write_rows<E: Number>(
     p: &Problem<E>,
@@ -184,7 +195,7 @@ fn write_rows<E: Number>(
 }
 
 impl<E: Number> Buffers<'_, E> {
-    /// All gradients but what keys get from afar; gives the sum of slopes of near scores.
+    /// All gradients but what keys get from afar; gives `tau` times the gradient of `tau`.
     fn left_to_right(
         &mut self,
         p: &Problem<E>,
@@ -250,8 +261,8 @@ impl<E: Number> Buffers<'_, E> {
             }
             let den = up.den[(batch * p.heads + head) * p.time + i + c];
             let inverse = if den == E::ZERO { E::ZERO } else { E::ONE / den };
-            d[values] = -simd::dot(&d[..values], gate);
-            d[..=values].iter_mut().for_each(|d| *d *= inverse);
+            d[..values].iter_mut().for_each(|d| *d *= inverse);
+            d[values] = -exact_dot(&d[..values], gate);
         }
     }
 
@@ -282,7 +293,7 @@ impl<E: Number> Buffers<'_, E> {
         TransposeRows { from, step, width, count: features, factor: E::ONE, out, stride: s.phi }.run();
     }
 
-    /// What a tile of pairs adds to the gradients; gives the sum of slopes of its near scores.
+    /// What a tile of pairs adds to the gradients; gives its part of `tau` times the gradient of `tau`.
     fn pair(&mut self, p: &Problem<E>, j: usize, pairs: Pairs, s: Strides, shift: E) -> f64 {
         let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width);
         let (k, phi_k, g) = (&self.k[j * s.k..], &self.phi_k[j * s.phi..], &self.g[j * s.g..]);
@@ -294,7 +305,7 @@ impl<E: Number> Buffers<'_, E> {
             tile_product((phi_k, s.phi), features, pairs, self.phi_t, self.kernel);
         }
         tile_product((g, s.g), values + 1, pairs, self.d_t, self.slopes);
-        Slopes { pairs, scores: self.scores, kernel: self.kernel, slopes: self.slopes, shift }.run();
+        let near = Slopes { pairs, scores: self.scores, kernel: self.kernel, slopes: self.slopes, shift }.run();
 
         let per_key = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
             TileProduct {
@@ -329,18 +340,15 @@ impl<E: Number> Buffers<'_, E> {
             .run();
         };
         per_key(self.kernel, self.d, self.dg, s.g, values);
-        let mut near = 0f64;
         if has_near {
             per_key(self.scores, self.q, self.dk, s.k, width);
             per_query(self.scores, k, self.dq, s.k, width);
-            let rows = self.scores.chunks_exact(pairs.stride).take(pairs.keys);
-            near = rows.map(|row| simd::Real::to_f64(simd::sum(&row[..pairs.queries]))).sum();
         }
         if has_far {
             per_key(self.slopes, self.phi, self.dphi_k, s.phi, features);
             per_query(self.slopes, phi_k, self.dphi, s.phi, features);
         }
-        near
+        Real::to_f64(near)
     }
 
     /// What keys get from queries that are far from all of their chunk: `dφ(k) += R (g, 1)`, `dg += Rᵀ φ(k)`.

@@ -38,6 +38,7 @@ use kumiki_tensor::{DType, Tensor};
 use crate::attention_tiles::{Number, Rows};
 use crate::cast::{cast, widened};
 use crate::registry::{BenchCase, OpCase};
+use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
 
 pub use stream::WindowedPrefixState;
@@ -230,9 +231,8 @@ impl WindowedPrefixBackward {
         };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         let tau = self.tau.as_slice::<E>();
-        let (dq, along) = unit_rows_backward(&self.operands[0], out.dq, Some(tau));
-        // Near weights are exp(tau q̂·k̂ - tau): the second tau is the sum of their slopes.
-        let dtau: Vec<f64> = along.to_f64_vec().iter().zip(&out.near).map(|(a, n)| a - n).collect();
+        let dq = unit_rows_backward(&self.operands[0], out.dq, Some(tau)).0;
+        let dtau: Vec<f64> = out.near.iter().zip(tau).map(|(near, &tau)| near / Real::to_f64(tau)).collect();
         let dtau = Tensor::from_slice(&dtau, &[dtau.len()]).cast(E::DTYPE);
         let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;
         let mut grads = vec![dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau];

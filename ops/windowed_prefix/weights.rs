@@ -89,6 +89,7 @@ impl<E: Real> Kernel<E> for Weights<'_, E> {
 }
 
 /// For the backward: `scores` become slopes of scores, `kernel` weights, `slopes` (of weights) slopes of the far ones.
+/// Gives the sum of slopes times `score - shift` over the near pairs, `tau` times what they add to the gradient of `tau`.
 pub(super) struct Slopes<'a, E> {
     pub pairs: Pairs,
     pub scores: &'a mut [E],
@@ -98,23 +99,25 @@ pub(super) struct Slopes<'a, E> {
 }
 
 impl<E: Real> Slopes<'_, E> {
-    pub fn run(self) {
+    pub fn run(self) -> E {
         self.pairs.assert_fits(self.scores);
         self.pairs.assert_fits(self.kernel);
         self.pairs.assert_fits(self.slopes);
-        E::dispatch(self);
+        E::dispatch(self)
     }
 }
 
 impl<E: Real> Kernel<E> for Slopes<'_, E> {
-    type Output = ();
+    type Output = E;
 
     #[inline(always)]
-    fn run<L: Lanes<Elem = E>>(self) {
+    fn run<L: Lanes<Elem = E>>(self) -> E {
         let Slopes { pairs, scores, kernel, slopes, shift } = self;
         let (scores, kernel, slopes) = (scores.as_mut_ptr(), kernel.as_mut_ptr(), slopes.as_mut_ptr());
         let (shift, zero) = (L::splat(shift), L::splat(E::ZERO));
+        let mut total = E::ZERO;
         for c in (0..pairs.queries).step_by(L::N) {
+            let mut sum = zero;
             for_rows::<L>(&pairs, c, |r, kind| {
                 let at = r * pairs.stride + c;
                 // SAFETY: asserted before the dispatch: every row of the tiles holds whole vectors up to the last query.
@@ -133,12 +136,20 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
                             (ds, L::select(near, zero, dw))
                         }
                     };
+                    if matches!(kind, Kind::Near | Kind::Mixed) {
+                        let lower = L::load_ptr(scores.add(at)) - shift;
+                        // Where nothing is near, the score may be anything.
+                        sum = sum + L::select(near.eq(zero), zero, near * lower);
+                    }
                     near.store_ptr(scores.add(at));
                     w.store_ptr(kernel.add(at));
                     far.store_ptr(slopes.add(at));
                 }
             });
+            // Lanes past the last query hold anything.
+            total += L::select(L::first_lanes((pairs.queries - c).min(L::N)), sum, zero).reduce_sum();
         }
+        total
     }
 }
 

@@ -100,14 +100,16 @@ fn parameter_counts_and_names_are_those_of_the_specification() {
         assert_eq!(m.param_count(), kumiki::models::accounting::total_params(&m.config), "{name}");
         assert_eq!(m.block_param_count(), kumiki::models::accounting::block_params(&architecture), "{name}");
     }
-    let names = |i: usize| -> Vec<String> {
-        model(&architectures()[i].1, DType::F32).params().into_iter().map(|(n, _)| n).collect()
+    let names = |wanted: &str| -> Vec<String> {
+        let (_, architecture) = architectures().into_iter().find(|(name, _)| *name == wanted).unwrap();
+        model(&architecture, DType::F32).params().into_iter().map(|(n, _)| n).collect()
     };
     let block = ["norm", "wq", "wk", "wg", "wv", "wo", "log_tau"].map(|n| format!("blocks.0.{n}"));
-    assert_eq!(names(0), [&["embedding".to_owned()][..], &block, &["norm_out".to_owned()]].concat());
+    assert_eq!(names("wango tied"), names("tango tied"));
+    assert_eq!(names("tango tied"), [&["embedding".to_owned()][..], &block, &["norm_out".to_owned()]].concat());
     let block = ["norm1", "wq", "wk", "wv", "wo", "norm2", "w_gate", "w_up", "w_down"].map(|n| format!("blocks.0.{n}"));
-    assert_eq!(names(2), [&["embedding".to_owned()][..], &block, &["norm_out".to_owned()]].concat());
-    assert_eq!(names(1).len(), 2 + 3 * 7);
+    assert_eq!(names("transformer tied"), [&["embedding".to_owned()][..], &block, &["norm_out".to_owned()]].concat());
+    assert_eq!(names("tango untied").len(), 2 + 3 * 7);
 }
 
 #[test]
