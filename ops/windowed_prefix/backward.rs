@@ -4,7 +4,7 @@
 use kumiki_tensor::{Tensor, threads};
 
 use super::forward::{add_to_state, copy_gates, tile_product, transpose};
-use super::weights::{Pairs, Slopes};
+use super::weights::{Deltas, Pairs, Slopes};
 use super::{CHUNK, Problem};
 use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
 use crate::simd::Real;
@@ -71,6 +71,7 @@ struct Buffers<'a, E> {
     /// Rows `d_i`, `[G+1]`.
     d: &'a mut [E],
     d_t: &'a mut [E],
+    gate_t: &'a mut [E],
     scores: &'a mut [E],
     kernel: &'a mut [E],
     slopes: &'a mut [E],
@@ -112,6 +113,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         features * s.tile,
         size * s.g,
         (values + 1) * s.tile,
+        values * s.tile,
         size * s.tile,
         size * s.tile,
         size * s.tile,
@@ -127,8 +129,28 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         time * s.g,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q, q_t, phi, phi_t, d, d_t, scores, kernel, slopes, dq, dphi, state, state_t, k, phi_k, g, dk, dphi_k, dg] =
-        scratch.parts::<E, 19>(sizes);
+    let [
+        q,
+        q_t,
+        phi,
+        phi_t,
+        d,
+        d_t,
+        gate_t,
+        scores,
+        kernel,
+        slopes,
+        dq,
+        dphi,
+        state,
+        state_t,
+        k,
+        phi_k,
+        g,
+        dk,
+        dphi_k,
+        dg,
+    ] = scratch.parts::<E, 20>(sizes);
     for sums in [&mut *dk, &mut *dphi_k, &mut *dg, &mut *state] {
         sums.fill(E::ZERO);
     }
@@ -142,6 +164,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         phi_t,
         d,
         d_t,
+        gate_t,
         scores,
         kernel,
         slopes,
@@ -164,17 +187,6 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         write_rows(p, at, 0, out, rows, stride, width);
     }
     near
-}
-
-/// In f64: what this is subtracted from is often of nearly the same size.
-fn exact_dot<E: Number>(x: &[E], y: &[E]) -> E {
-    let mut sums = [0f64; 4];
-    for (x, y) in x.chunks(4).zip(y.chunks(4)) {
-        for (sum, (&x, &y)) in sums.iter_mut().zip(x.iter().zip(y)) {
-            *sum += Real::to_f64(x) * Real::to_f64(y);
-        }
-    }
-    <E as Real>::from_f64(sums.iter().sum())
 }
 
 /// Copies rows to those of an output from time `i` on.
@@ -218,8 +230,6 @@ impl<E: Number> Buffers<'_, E> {
             transpose(&p.q, (batch, i, head), queries, self.q_t, s.tile);
             transpose(&p.phi_q, (batch, i, head), queries, self.phi_t, s.tile);
             self.pack(p, up, (batch, head), i, s, out.dv.as_ref());
-            let (from, step, width) = (&*self.d, s.g, values + 1);
-            TransposeRows { from, step, width, count: queries, factor: E::ONE, out: self.d_t, stride: s.tile }.run();
             self.dq[..queries * s.k].fill(E::ZERO);
             self.features_from_state(first, queries, features, values, s);
 
@@ -236,7 +246,7 @@ impl<E: Number> Buffers<'_, E> {
         near
     }
 
-    /// The tile's features and `d`, and its gradient of `v` where that is wanted.
+    /// The tile's features and `d`, in both forms, and its gradient of `v` where that is wanted.
     fn pack(
         &mut self,
         p: &Problem<E>,
@@ -262,8 +272,13 @@ impl<E: Number> Buffers<'_, E> {
             let den = up.den[(batch * p.heads + head) * p.time + i + c];
             let inverse = if den == E::ZERO { E::ZERO } else { E::ONE / den };
             d[..values].iter_mut().for_each(|d| *d *= inverse);
-            d[values] = -exact_dot(&d[..values], gate);
         }
+        transpose(&up.gate, (batch, i, head), queries, self.gate_t, s.tile);
+        let (from, step, out, stride) = (&*self.d, s.g, &mut *self.d_t, s.tile);
+        TransposeRows { from, step, width: values, count: queries, factor: E::ONE, out, stride }.run();
+        Deltas { d: self.d_t, gate: self.gate_t, values, queries, stride }.run();
+        let deltas = &self.d_t[values * stride..];
+        self.d.chunks_exact_mut(s.g).zip(deltas).take(queries).for_each(|(d, &delta)| d[values] = delta);
     }
 
     /// `dφ(q) = S d`, which begins the sum.

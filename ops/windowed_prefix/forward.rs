@@ -104,21 +104,23 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
             .run();
         }
         for (c, row) in sums.chunks_exact(g_stride).take(queries).enumerate() {
-            let (row, sum) = (&row[..values], row[values]);
-            // Divided, not multiplied with an inverse: where one weight is all there is, the gate comes out as it went in,
-            // and the slopes of the weights, which are differences from it, nearly vanish as they should.
-            let sum_or_one = if sum == E::ZERO { E::ONE } else { sum };
+            let (mut row, sum) = (&row[..values], row[values]);
+            let mut inverse = if sum == E::ZERO { E::ZERO } else { E::ONE / sum };
+            if i + c == 0 {
+                // The first token sees itself alone. Exactly its own gate, so that the slope of its weight is exactly 0.
+                (row, inverse) = (p.g.row(batch, 0, head), E::ONE);
+            }
             let at = (batch * p.time + i + c) * p.heads + head;
             if let Some(gate) = &outputs.gate {
                 // SAFETY: this task alone has this head of this batch entry.
                 let gate = unsafe { gate.row_mut(at, values) };
-                gate.iter_mut().zip(row).for_each(|(y, &x)| *y = x / sum_or_one);
+                gate.iter_mut().zip(row).for_each(|(y, &x)| *y = x * inverse);
             }
             if let (Some(gated), Some(v)) = (&outputs.gated, v) {
                 // SAFETY: as above.
                 let gated = unsafe { gated.row_mut(at, values) };
                 let v = v.row(batch, i + c, head);
-                gated.iter_mut().zip(row.iter().zip(v)).for_each(|(y, (&x, &v))| *y = x / sum_or_one * v);
+                gated.iter_mut().zip(row.iter().zip(v)).for_each(|(y, (&x, &v))| *y = x * inverse * v);
             }
             // SAFETY: as above.
             let den = unsafe { outputs.den.row_mut((batch * p.heads + head) * p.time + i + c, 1) };

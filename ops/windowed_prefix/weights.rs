@@ -153,6 +153,43 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
     }
 }
 
+/// The last row of transposed `d_i = (dḡ_i, -dḡ_i·ḡ_i) / den_i` from those before it.
+///
+/// In the same chain of operations as the product that makes slopes of `d_i·(g_j, 1)`: where ḡ is g, because one weight
+/// is all there is, the slope is exactly 0.
+pub(super) struct Deltas<'a, E> {
+    /// `[G+1, queries]`.
+    pub d: &'a mut [E],
+    /// `[G, queries]`.
+    pub gate: &'a [E],
+    pub values: usize,
+    pub queries: usize,
+    pub stride: usize,
+}
+
+impl<E: Real> Deltas<'_, E> {
+    pub fn run(self) {
+        assert!(self.queries.next_multiple_of(64 / size_of::<E>()) <= self.stride);
+        E::dispatch(self);
+    }
+}
+
+impl<E: Real> Kernel<E> for Deltas<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        for c in (0..self.queries).step_by(L::N) {
+            let mut sum = L::splat(E::ZERO);
+            for (d, gate) in self.d.chunks_exact(self.stride).zip(self.gate.chunks_exact(self.stride)).take(self.values)
+            {
+                sum = L::load(&gate[c..]).mul_add(L::load(&d[c..]), sum);
+            }
+            (-sum).store(&mut self.d[self.values * self.stride + c..]);
+        }
+    }
+}
+
 /// What a row's pairs with the lanes of a vector are.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
