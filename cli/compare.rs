@@ -30,8 +30,8 @@ fn after_help() -> String {
     preset_table()
         + "
 Models:
-  tango         TANGO: one block applied L times; its residual is a gate averaged over earlier tokens
-  wango         WANGO: as TANGO within a window, by a linear kernel beyond; its state has a fixed size
+  tango         one block applied L times; its residual is a gate averaged over earlier tokens
+  wango         TANGO within a window, a linear kernel beyond it: a state of fixed size
   recurrent     Transformer++, one block applied L times
   untied        Transformer++, L blocks of their own, together as large
 
