@@ -60,8 +60,7 @@ pub fn block_params(architecture: &Architecture) -> usize {
 
 /// Distinct parameters of a model: blocks, token table, last norm.
 pub fn total_params(config: &LanguageModelConfig) -> usize {
-    let d = config.architecture.d_model();
-    block_params(&config.architecture) + config.n_vocab * d + d
+    wide_params(config) as usize
 }
 
 /// As [`total_params`], or `None` when the sizes are so large that the count overflows: for sizes from a file.

@@ -79,11 +79,9 @@ fn names(folder: &Path) -> Result<Vec<String>> {
 
 /// Removes the files of a run, and nothing else. Its results go last: until then the folder is known for what it is.
 pub(crate) fn clear(folder: &Path) -> Result<()> {
-    let models = MODELS.map(|model| folder.join(model).join(MODEL_FILE));
-    for file in models.into_iter().chain([LOG, CURVES, RESULTS].map(|name| folder.join(name))) {
-        let mut temporary = file.clone().into_os_string();
-        temporary.push(".partial");
-        for file in [temporary.into(), file] {
+    let models = MODELS.map(|model| (folder.join(model), MODEL_FILE));
+    for (folder, name) in models.into_iter().chain([LOG, CURVES, RESULTS].map(|name| (folder.to_owned(), name))) {
+        for file in [folder.join(partial(name)), folder.join(name)] {
             match fs::remove_file(&file) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &file, e)),
                 _ => {}

@@ -129,56 +129,37 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         time * s.g,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [
-        q,
-        q_t,
-        phi,
-        phi_t,
-        d,
-        d_t,
-        gate_t,
-        scores,
-        kernel,
-        slopes,
-        dq,
-        dphi,
-        state,
-        state_t,
-        k,
-        phi_k,
-        g,
-        dk,
-        dphi_k,
-        dg,
-    ] = scratch.parts::<E, 20>(sizes);
-    for sums in [&mut *dk, &mut *dphi_k, &mut *dg, &mut *state] {
+    let mut parts = scratch.parts::<E, 20>(sizes).into_iter();
+    let mut next = || parts.next().expect("a size for every buffer");
+    // In the order of the sizes.
+    let mut b = Buffers {
+        q: next(),
+        q_t: next(),
+        phi: next(),
+        phi_t: next(),
+        d: next(),
+        d_t: next(),
+        gate_t: next(),
+        scores: next(),
+        kernel: next(),
+        slopes: next(),
+        dq: next(),
+        dphi: next(),
+        state: next(),
+        state_t: next(),
+        k: next(),
+        phi_k: next(),
+        g: next(),
+        dk: next(),
+        dphi_k: next(),
+        dg: next(),
+    };
+    for sums in [&mut *b.dk, &mut *b.dphi_k, &mut *b.dg, &mut *b.state] {
         sums.fill(E::ZERO);
     }
-    p.k.copy(at.0, 0, at.1, time, k, s.k);
-    p.phi_k.copy(at.0, 0, at.1, time, phi_k, s.phi);
-    copy_gates(p, at, 0, time, g, s.g);
-    let mut b = Buffers {
-        q,
-        q_t,
-        phi,
-        phi_t,
-        d,
-        d_t,
-        gate_t,
-        scores,
-        kernel,
-        slopes,
-        dq,
-        dphi,
-        state,
-        state_t,
-        k,
-        phi_k,
-        g,
-        dk,
-        dphi_k,
-        dg,
-    };
+    p.k.copy(at.0, 0, at.1, time, b.k, s.k);
+    p.phi_k.copy(at.0, 0, at.1, time, b.phi_k, s.phi);
+    copy_gates(p, at, 0, time, b.g, s.g);
     let near = b.left_to_right(p, up, at, s, out);
     b.right_to_left(p, up, at, s);
     let rows =

@@ -102,7 +102,7 @@ impl<E: Real> Head<E> {
     /// Takes one token, of width `row.len()`, and gives sums of gates and weights for its query in `acc` `[G+1]`.
     fn push(&mut self, row: &[E], slot: usize, window: usize, (q, phi_q, tau): (&[E], &[E], E), acc: &mut [E]) {
         let (width, features, values) = (q.len(), phi_q.len(), acc.len());
-        if self.ring.len() < window * row.len() {
+        if self.ring.len() / row.len() < window {
             self.ring.extend_from_slice(row);
         } else {
             let old = &mut self.ring[slot * row.len()..][..row.len()];
