@@ -262,6 +262,18 @@ impl Tape {
         Summary(state.nodes.iter().map(line).collect())
     }
 
+    /// Bytes of the storages that are kept for the backward, each once however many operators keep a view of it; leaves
+    /// and parameters included where one does.
+    pub fn saved_bytes(&self) -> usize {
+        let state = self.0.state.borrow();
+        let mut storages = HashMap::new();
+        for (_, tensor) in state.nodes.iter().flat_map(|node| &node.backward).flat_map(|b| b.saved()) {
+            let (address, bytes) = tensor.storage_extent();
+            storages.insert(address, bytes);
+        }
+        storages.values().sum()
+    }
+
     /// The gradients of a loss with one element with respect to every leaf and parameter. Frees what was saved as it
     /// goes; the tape cannot be used again.
     ///

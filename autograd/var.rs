@@ -1,6 +1,7 @@
 //! [`Var`]: a tensor with, perhaps, a place on a tape.
 
 use std::fmt;
+use std::rc::Rc;
 
 use kumiki_tensor::{DType, Tensor};
 
@@ -11,16 +12,17 @@ use crate::tape::{Backward, Tape, grad_enabled};
 pub struct Var {
     value: Tensor,
     place: Option<(Tape, usize)>,
+    factors: Option<Rc<[Tensor; 2]>>,
 }
 
 impl Var {
     /// A value that no gradient flows into.
     pub fn constant(value: Tensor) -> Var {
-        Var { value, place: None }
+        Var { value, place: None, factors: None }
     }
 
     pub(crate) fn on_tape(value: Tensor, tape: Tape, node: usize) -> Var {
-        Var { value, place: Some((tape, node)) }
+        Var { value, place: Some((tape, node)), factors: None }
     }
 
     /// The result of an operator: `output`, computed from `inputs`, with the operator's backward. When no input is on
@@ -43,6 +45,24 @@ impl Var {
     /// The value.
     pub fn value(&self) -> &Tensor {
         &self.value
+    }
+
+    /// Notes that the value is the elementwise product of two tensors of its shape, which the operator that made it keeps
+    /// anyway: whoever would have to save the value can save these, at no cost, and multiply again.
+    ///
+    /// # Panics
+    /// When a factor has another shape.
+    #[track_caller]
+    pub fn with_factors(self, a: Tensor, b: Tensor) -> Var {
+        for factor in [&a, &b] {
+            assert!(factor.shape() == self.shape(), "a factor of {:?} has shape {:?}", self.shape(), factor.shape());
+        }
+        Var { factors: Some(Rc::new([a, b])), ..self }
+    }
+
+    /// The factors of the value, where they are kept in its place.
+    pub fn factors(&self) -> Option<&[Tensor; 2]> {
+        self.factors.as_deref()
     }
 
     /// The value without its place on the tape, leaving the tape's nodes as they are.

@@ -62,6 +62,12 @@ struct SettingOptions {
     /// Heads of the Transformer++
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     transformer_heads: Option<usize>,
+    /// Width of the queries and keys of GAU and FLASH, S
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
+    key_width: Option<usize>,
+    /// Tokens of FLASH's chunks, C
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
+    chunk: Option<usize>,
     /// Block applications L
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     blocks: Option<usize>,

@@ -1,46 +1,44 @@
-//! What a model costs, by formula: parameters and multiply-accumulates of a forward pass.
+//! What a model costs, by formula: parameters, multiply-accumulates of a forward pass, bytes that decoding keeps.
+//!
+//! The formulas are checked against models that run: parameters against their tensors, multiply-accumulates against
+//! what the operators count ([`kumiki_ops::count_macs`]), bytes against a decoding cache.
+
+use kumiki_ops::MacCount;
 
 use crate::language_model::{Architecture, LanguageModelConfig};
-use crate::tango::Window;
 
-/// How the token pairs of an attention are counted.
+/// How token pairs, and tokens seen through running sums, are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairs {
-    /// All `T·T`, as the papers do.
+    /// As the papers do: all `T·T` of an attention, `T·W` of a window, `C·C` of a chunk; every token is added to running
+    /// sums and reads them.
     Full,
-    /// The `T(T+1)/2` that are not masked.
+    /// Those that are not masked, `T(T+1)/2` of an attention; only tokens that something lies far from are added, only
+    /// those that see something far read.
     Causal,
 }
 
 /// The most block applications of a model; more are taken for a mistake.
 pub const MAX_APPLICATIONS: usize = 1024;
 
-/// Multiply-accumulates of one forward pass over one sequence, by what they are spent on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Macs {
-    /// Products with weight matrices of the blocks.
-    pub projection: u64,
-    /// Scores and weighted sums over token pairs.
-    pub pair: u64,
-    /// Running sums over earlier tokens, and reads of them.
-    pub prefix: u64,
-    /// The output head.
-    pub head: u64,
-}
-
-impl Macs {
-    /// All together.
-    pub fn total(&self) -> u64 {
-        self.projection + self.pair + self.prefix + self.head
-    }
+/// All multiply-accumulates together.
+pub fn total(macs: &MacCount) -> u64 {
+    macs.projection + macs.pair + macs.prefix + macs.head
 }
 
 /// Parameters of one set of blocks, norms and scales included.
 fn params_per_set(architecture: &Architecture) -> u128 {
-    let [d, heads] = [architecture.d_model(), architecture.heads()].map(|size| size as u128);
+    let d = architecture.d_model() as u128;
     match architecture {
-        Architecture::Tango(c) => d + 2 * heads * c.head_dim as u128 * d + 3 * c.gate_width as u128 * d + heads,
+        Architecture::Tango(c) => {
+            let heads = c.heads as u128;
+            d + 2 * heads * c.head_dim as u128 * d + 3 * c.gate_width as u128 * d + heads
+        }
         Architecture::Transformer(c) => 2 * d + 4 * d * d + 3 * c.d_ff as u128 * d,
+        Architecture::Gau(c) => {
+            let s = c.key_width as u128;
+            d + 3 * c.gate_width as u128 * d + s * d + 2 * c.vectors() as u128 * s
+        }
     }
 }
 
@@ -68,6 +66,7 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
     let sizes: &[usize] = match &config.architecture {
         Architecture::Tango(c) => &[c.d_model, c.heads, c.head_dim, c.gate_width, c.applications],
         Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
+        Architecture::Gau(c) => &[c.d_model, c.key_width, c.gate_width, c.applications],
     };
     // At most four sizes and a small number are multiplied, one of them the applications.
     let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| (size as u64) < 1 << 36)
@@ -75,28 +74,82 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
     plausible.then(|| usize::try_from(wide_params(config)).ok())?
 }
 
-/// Multiply-accumulates of a forward pass over `seq` tokens. Norms, rotations and elementwise work are not counted.
-pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> Macs {
+/// Pairs of a token with the last `window` ones.
+fn near_pairs(t: u64, window: u64, pairs: Pairs) -> u64 {
+    let growing = window.min(t);
+    match pairs {
+        Pairs::Full => t * growing,
+        Pairs::Causal => growing * (growing + 1) / 2 + (t - growing) * growing,
+    }
+}
+
+/// Pairs inside of chunks.
+fn chunk_pairs(t: u64, chunk: u64, pairs: Pairs) -> u64 {
+    let of = |len: u64| if pairs == Pairs::Full { len * len } else { len * (len + 1) / 2 };
+    t / chunk * of(chunk) + of(t % chunk)
+}
+
+/// Multiply-accumulates of a forward pass over one sequence of `seq` tokens, head included. Norms, rotations and
+/// elementwise work are not counted.
+pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> MacCount {
     let (d, l, t) = (config.architecture.d_model() as u64, config.architecture.applications() as u64, seq as u64);
-    // Pairs of a token with as many others as it may see, all at most.
-    let counted = |window: u64| match pairs {
-        Pairs::Full => t * window.min(t),
-        Pairs::Causal => {
-            let growing = window.min(t);
-            growing * (growing + 1) / 2 + (t - growing) * growing
-        }
-    };
     let (matrices, pair, prefix) = match &config.architecture {
         Architecture::Tango(c) => {
-            let (keys, e) = ((c.heads * c.head_dim) as u64, c.gate_width as u64);
-            // Every token is added to the sums of gates and weights, and reads them, by M features a head.
-            let features = |w: &Window| w.feature_map.width(c.head_dim) as u64;
-            let prefix = c.window.as_ref().map_or(0, |w| 2 * t * features(w) * (e + c.heads as u64));
-            (2 * keys * d + 3 * e * d, counted(c.window.map_or(t, |w| w.size as u64)) * (keys + e), prefix)
+            let (keys, e, heads) = ((c.heads * c.head_dim) as u64, c.gate_width as u64, c.heads as u64);
+            let window = c.window.as_ref().map_or(t, |w| w.size as u64);
+            // The last column of the sums is the denominator's.
+            let prefix = c.window.as_ref().map_or(0, |w| {
+                let far = if pairs == Pairs::Full { t } else { t.saturating_sub(window) };
+                2 * far * w.feature_map.width(c.head_dim) as u64 * (e + heads)
+            });
+            (2 * keys * d + 3 * e * d, near_pairs(t, window, pairs) * (keys + e), prefix)
         }
-        Architecture::Transformer(c) => (4 * d * d + 3 * c.d_ff as u64 * d, counted(t) * 2 * d, 0),
+        Architecture::Transformer(c) => (4 * d * d + 3 * c.d_ff as u64 * d, near_pairs(t, t, pairs) * 2 * d, 0),
+        Architecture::Gau(c) => {
+            let (s, e) = (c.key_width as u64, c.gate_width as u64);
+            let matrices = 3 * e * d + s * d;
+            match c.chunk.map(|chunk| chunk as u64) {
+                None => (matrices, near_pairs(t, t, pairs) * (s + e), 0),
+                Some(chunk) => {
+                    let far = match pairs {
+                        Pairs::Full => 2 * t,
+                        Pairs::Causal => t.saturating_sub(1) / chunk * chunk + t.saturating_sub(chunk),
+                    };
+                    (matrices, chunk_pairs(t, chunk, pairs) * (s + e), far * s * e)
+                }
+            }
+        }
     };
-    Macs { projection: l * t * matrices, pair: l * pair, prefix: l * prefix, head: t * d * config.n_vocab as u64 }
+    MacCount { projection: l * t * matrices, pair: l * pair, prefix: l * prefix, head: t * d * config.n_vocab as u64 }
+}
+
+/// Bytes that decoding keeps of a sequence of `seq` tokens, for numbers of `float` bytes: keys and values of all of them,
+/// or a window (a chunk) and running sums.
+pub fn state_bytes(config: &LanguageModelConfig, seq: usize, float: usize) -> u64 {
+    let t = seq as u64;
+    let numbers = match &config.architecture {
+        Architecture::Tango(c) => {
+            let (keys, e, heads) = ((c.heads * c.head_dim) as u64, c.gate_width as u64, c.heads as u64);
+            match &c.window {
+                None => t * (keys + e),
+                Some(w) => {
+                    let features = w.feature_map.width(c.head_dim) as u64;
+                    t.min(w.size as u64) * (keys + heads * features + e + heads) + features * (e + heads)
+                }
+            }
+        }
+        Architecture::Transformer(c) => t * 2 * c.d_model as u64,
+        Architecture::Gau(c) => {
+            let (s, e) = (c.key_width as u64, c.gate_width as u64);
+            match c.chunk.map(|chunk| chunk as u64) {
+                None => t * (s + e),
+                // Of the current chunk every token; the sums over it are kept beside those before it.
+                Some(chunk) => (t.saturating_sub(1) % chunk + t.min(1)) * (s + e) + 2 * s * e,
+            }
+        }
+    };
+    let started = u64::from(seq > 0); // nothing is kept before the first token
+    started * config.architecture.applications() as u64 * numbers * float as u64
 }
 
 #[cfg(test)]
@@ -150,7 +203,7 @@ mod tests {
             (Architecture::Transformer(transformer), 1.94e12),
         ] {
             let config = LanguageModelConfig { n_vocab: 50_257, architecture };
-            let total = macs(&config, 8192, Pairs::Full).total() as f64;
+            let total = total(&macs(&config, 8192, Pairs::Full)) as f64;
             assert!((total / paper - 1.0).abs() < 0.005, "{total:e} against {paper:e}");
             assert!((block_params(&config.architecture) as f64 / 44.3e6 - 1.0).abs() < 0.001);
         }

@@ -1,7 +1,7 @@
 //! [`BlockCache`]: what one block application has to remember of the tokens so far.
 
 use kumiki_nn::KvCache;
-use kumiki_ops::WindowedPrefixState;
+use kumiki_ops::{MixedChunkState, WindowedPrefixState};
 
 /// Empty until the first tokens come, then of the kind that the block needs.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,8 @@ pub enum BlockCache {
     Kv(KvCache),
     /// A window and running sums, of fixed size.
     Prefix(WindowedPrefixState),
+    /// A chunk and running sums, of fixed size.
+    Chunks(MixedChunkState),
 }
 
 impl BlockCache {
@@ -23,6 +25,7 @@ impl BlockCache {
             BlockCache::Empty => 0,
             BlockCache::Kv(cache) => cache.len(),
             BlockCache::Prefix(state) => state.len(),
+            BlockCache::Chunks(state) => state.len(),
         }
     }
 
@@ -37,6 +40,7 @@ impl BlockCache {
             BlockCache::Empty => 0,
             BlockCache::Kv(cache) => cache.byte_len(),
             BlockCache::Prefix(state) => state.byte_len(),
+            BlockCache::Chunks(state) => state.byte_len(),
         }
     }
 
@@ -67,6 +71,21 @@ impl BlockCache {
         match self {
             BlockCache::Prefix(state) => state,
             _ => panic!("decode cache: this block needs a windowed prefix, the cache holds another block's state"),
+        }
+    }
+
+    /// As the state of a mixed-chunk attention.
+    ///
+    /// # Panics
+    /// When it holds tokens of a block that remembers otherwise.
+    #[track_caller]
+    pub fn chunks(&mut self, chunk: usize) -> &mut MixedChunkState {
+        if self.is_empty() {
+            *self = BlockCache::Chunks(MixedChunkState::new(chunk));
+        }
+        match self {
+            BlockCache::Chunks(state) => state,
+            _ => panic!("decode cache: this block needs chunks, the cache holds another block's state"),
         }
     }
 }

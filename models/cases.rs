@@ -6,7 +6,9 @@ use kumiki_tensor::{DType, Rng, Tensor};
 
 use kumiki_ops::FeatureMap;
 
-use crate::{Architecture, IGNORE, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window};
+use crate::{
+    Architecture, GauConfig, IGNORE, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window,
+};
 
 /// A language model of F64 with a batch to compute its loss on.
 pub struct ModelCase {
@@ -55,9 +57,13 @@ pub fn model_cases() -> Vec<ModelCase> {
         let window = Some(Window { size: 2, feature_map: FeatureMap::Hyperbolic });
         let wango = TangoConfig { window, ..tango.clone() };
         let transformer = TransformerConfig { d_model, heads, d_ff: 6, applications, tied, rope_base };
+        let gau = GauConfig { d_model, key_width: 4, gate_width: 6, applications, tied, rope_base, chunk: None };
+        let flash = GauConfig { chunk: Some(2), ..gau.clone() };
         cases.push(ModelCase::new("tango", Architecture::Tango(tango), recompute));
         cases.push(ModelCase::new("wango", Architecture::Tango(wango), recompute));
         cases.push(ModelCase::new("transformer", Architecture::Transformer(transformer), recompute));
+        cases.push(ModelCase::new("gau", Architecture::Gau(gau), recompute));
+        cases.push(ModelCase::new("flash", Architecture::Gau(flash), recompute));
     }
     cases
 }

@@ -7,6 +7,7 @@ use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::block_cache::BlockCache;
+use crate::gau::{GauBlock, GauConfig};
 use crate::tango::{TangoBlock, TangoConfig};
 use crate::transformer::{TransformerBlock, TransformerConfig};
 
@@ -21,6 +22,8 @@ pub enum Architecture {
     Tango(TangoConfig),
     /// Attention and SwiGLU.
     Transformer(TransformerConfig),
+    /// Gated attention unit, and FLASH.
+    Gau(GauConfig),
 }
 
 /// Everything that determines a model but its parameters' values.
@@ -42,6 +45,7 @@ impl Architecture {
         match self {
             Architecture::Tango(c) => c.check(),
             Architecture::Transformer(c) => c.check(),
+            Architecture::Gau(c) => c.check(),
         }
         .map_err(Error::new)
     }
@@ -51,14 +55,7 @@ impl Architecture {
         match self {
             Architecture::Tango(c) => c.d_model,
             Architecture::Transformer(c) => c.d_model,
-        }
-    }
-
-    /// Heads H.
-    pub fn heads(&self) -> usize {
-        match self {
-            Architecture::Tango(c) => c.heads,
-            Architecture::Transformer(c) => c.heads,
+            Architecture::Gau(c) => c.d_model,
         }
     }
 
@@ -67,6 +64,7 @@ impl Architecture {
         match self {
             Architecture::Tango(c) => c.applications,
             Architecture::Transformer(c) => c.applications,
+            Architecture::Gau(c) => c.applications,
         }
     }
 
@@ -75,6 +73,7 @@ impl Architecture {
         match self {
             Architecture::Tango(c) => c.tied,
             Architecture::Transformer(c) => c.tied,
+            Architecture::Gau(c) => c.tied,
         }
     }
 
@@ -82,6 +81,7 @@ impl Architecture {
         match self {
             Architecture::Tango(c) => Block::Tango(TangoBlock::new(c, init)),
             Architecture::Transformer(c) => Block::Transformer(TransformerBlock::new(c, init)),
+            Architecture::Gau(c) => Block::Gau(GauBlock::new(c, init)),
         }
     }
 }
@@ -94,6 +94,8 @@ pub enum Block {
     Tango(TangoBlock),
     /// See [`TransformerBlock`].
     Transformer(TransformerBlock),
+    /// See [`GauBlock`].
+    Gau(GauBlock),
 }
 
 impl Block {
@@ -103,6 +105,7 @@ impl Block {
         match self {
             Block::Tango(b) => b.forward(tape, h, cache),
             Block::Transformer(b) => b.forward(tape, h, cache),
+            Block::Gau(b) => b.forward(tape, h, cache),
         }
     }
 }
@@ -112,12 +115,14 @@ impl Module for Block {
         match self {
             Block::Tango(b) => b.visit(path, out),
             Block::Transformer(b) => b.visit(path, out),
+            Block::Gau(b) => b.visit(path, out),
         }
     }
     fn visit_mut<'a>(&'a mut self, path: &str, out: &mut Vec<(String, &'a mut kumiki_autograd::Param)>) {
         match self {
             Block::Tango(b) => b.visit_mut(path, out),
             Block::Transformer(b) => b.visit_mut(path, out),
+            Block::Gau(b) => b.visit_mut(path, out),
         }
     }
 }
@@ -139,7 +144,7 @@ impl DecodeCache {
         self.len() == 0
     }
 
-    /// Bytes held: those of keys and values grow with every token, those of a windowed prefix do not.
+    /// Bytes held: those of keys and values grow with every token, those of running sums do not.
     pub fn byte_len(&self) -> usize {
         self.applications.iter().map(BlockCache::byte_len).sum()
     }

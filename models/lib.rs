@@ -6,6 +6,7 @@
 pub mod accounting;
 mod block_cache;
 mod cases;
+mod gau;
 mod language_model;
 mod size;
 mod tango;
@@ -13,6 +14,7 @@ mod transformer;
 
 pub use block_cache::BlockCache;
 pub use cases::{ModelCase, model_cases};
+pub use gau::{GauBlock, GauConfig};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
 pub use size::{solve_width, width_error};
 pub use tango::{TangoBlock, TangoConfig, Window};

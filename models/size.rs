@@ -6,27 +6,35 @@ use crate::accounting::block_params;
 use crate::language_model::Architecture;
 
 /// Sets the free width (E or F) of `architecture` such that the distinct parameters outside of the token table come as
-/// close to `target` as the width's steps allow (E goes in multiples of H).
+/// close to `target` as the width's steps allow: E goes in multiples of H; that of GAU and FLASH in multiples of 64, so
+/// that it can be cut into blocks, where a finer step would not come nearer by a thousandth of the target.
 ///
 /// # Errors
-/// When even the smallest width has more than twice the parameters wanted; the sentence says how many.
+/// When the nearest size is not within 5 % of the target; the sentence says how many parameters it has.
 pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Architecture> {
-    let step = match architecture {
-        Architecture::Tango(c) => c.heads,
-        Architecture::Transformer(_) => 1,
+    let solved = match architecture {
+        Architecture::Tango(c) => nearest(architecture, c.heads, target),
+        Architecture::Transformer(_) => nearest(architecture, 1, target),
+        Architecture::Gau(_) => {
+            let (coarse, fine) = (nearest(architecture, 64, target), nearest(architecture, 1, target));
+            if width_error(&coarse, target) < width_error(&fine, target) + 1e-3 { coarse } else { fine }
+        }
     };
-    let at = |steps: usize| with_width(architecture, steps * step);
-    let (one, two) = (block_params(&at(1)), block_params(&at(2)));
-    let steps = 1 + (target.saturating_sub(one) + (two - one) / 2) / (two - one);
-    let solved = at(steps);
     solved.check()?;
-    if block_params(&solved) > 2 * target {
+    if width_error(&solved, target) > 0.05 {
         return Err(Error::new(format!(
-            "a target of {target} parameters is out of reach: with the smallest width these blocks have {}",
+            "a target of {target} parameters is out of reach: the nearest that these blocks can have is {}",
             block_params(&solved)
         )));
     }
     Ok(solved)
+}
+
+/// The multiple of `step`, at least one, that comes nearest.
+fn nearest(architecture: &Architecture, step: usize, target: usize) -> Architecture {
+    let at = |steps: usize| with_width(architecture, steps * step);
+    let (one, two) = (block_params(&at(1)), block_params(&at(2)));
+    at(1 + (target.saturating_sub(one) + (two - one) / 2) / (two - one))
 }
 
 /// How far the parameters are from `target`, as a part of it.
@@ -39,6 +47,7 @@ fn with_width(architecture: &Architecture, width: usize) -> Architecture {
     match &mut out {
         Architecture::Tango(c) => c.gate_width = width,
         Architecture::Transformer(c) => c.d_ff = width,
+        Architecture::Gau(c) => c.gate_width = width,
     }
     out
 }
@@ -46,7 +55,7 @@ fn with_width(architecture: &Architecture, width: usize) -> Architecture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TangoConfig, TransformerConfig};
+    use crate::{GauConfig, TangoConfig, TransformerConfig};
 
     fn tango(d_model: usize, heads: usize, head_dim: usize, tied: bool) -> Architecture {
         Architecture::Tango(TangoConfig {
@@ -65,6 +74,12 @@ mod tests {
         Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 0, applications: 4, tied, rope_base: 1e4 })
     }
 
+    fn gau(d_model: usize, key_width: usize, chunk: Option<usize>) -> Architecture {
+        let (applications, rope_base) = (4, 1e4);
+        let (gate_width, tied) = (0, false);
+        Architecture::Gau(GauConfig { d_model, key_width, gate_width, applications, tied, rope_base, chunk })
+    }
+
     #[test]
     fn paper_widths_come_out() {
         let Architecture::Tango(c) = solve_width(&tango(512, 16, 32, true), 44_300_000).unwrap() else { panic!() };
@@ -73,11 +88,19 @@ mod tests {
             panic!()
         };
         assert_eq!(c.d_ff, 28_158);
+        for chunk in [None, Some(256)] {
+            let solved = solve_width(&gau(512, 128, chunk), 44_300_000).unwrap();
+            let Architecture::Gau(c) = &solved else { panic!() };
+            assert_eq!(c.gate_width, 7168);
+            assert!(width_error(&solved, 44_300_000) < 1e-3, "{}", width_error(&solved, 44_300_000));
+        }
     }
 
     #[test]
     fn small_targets_are_met_within_one_percent_or_refused() {
-        for architecture in [tango(128, 4, 32, true), transformer(128, 4, true), transformer(128, 4, false)] {
+        let gaus = [gau(128, 32, None), gau(128, 32, Some(64))];
+        let others = [tango(128, 4, 32, true), transformer(128, 4, true), transformer(128, 4, false)];
+        for architecture in gaus.into_iter().chain(others) {
             assert!(width_error(&solve_width(&architecture, 400_000).unwrap(), 400_000) < 0.01);
         }
         let error = solve_width(&transformer(128, 4, false), 10_000).unwrap_err().to_string();

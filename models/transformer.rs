@@ -4,6 +4,9 @@
 //! ```text
 //! h ← h + attention(n1(h));   h ← h + w_down( SiLU(w_gate n2(h)) ⊙ w_up n2(h) )
 //! ```
+//!
+//! Saved per application and token, in numbers: both inputs and their norms `4D + 2`, rotated q and k, v and the attended
+//! values `4D`, a log-sum-exp per head `H`, both halves of SwiGLU and their product `3F`.
 
 use kumiki_autograd::{Tape, Var};
 use kumiki_nn::{Attention, Init, RmsNorm, SwiGlu, module};

@@ -18,7 +18,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Upstream};
+use crate::attention_tiles::{self, Number, Problem, Rows, Upstream, Weighting};
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
 
@@ -122,7 +122,7 @@ fn run(name: &'static str, q: &Var, k: &Var, v: &Var, options: &AttentionOptions
         let out = attended.out.expect("kept");
         Var::from_op(out.clone(), &[&x[0], &x[1], &x[2]], || {
             let [q, k, v] = saved;
-            AttentionBackward { q, k, v, out, lse: attended.lse, plan }
+            AttentionBackward { q, k, v, out, lse: attended.lse.expect("of a softmax"), plan }
         })
     })
 }
@@ -148,6 +148,7 @@ impl Plan {
             k: Rows::new(k),
             v: Rows::new(v),
             scale: crate::simd::Real::from_f64(self.scale),
+            weighting: Weighting::Softmax,
             causal: self.causal,
             key_mask: mask.as_deref(),
             bounds: &vec![None; self.heads],
@@ -176,8 +177,8 @@ impl Backward for AttentionBackward {
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
-            let (out, dout) = (Rows::new(&out), Rows::new(dout));
-            let up = Upstream { dout, gate: None, out, lse: lse.as_slice::<E>() };
+            let (out, dout) = (Some(Rows::new(&out)), Rows::new(dout));
+            let up = Upstream { dout, gate: None, out, lse: Some(lse.as_slice::<E>()) };
             let [dq, dk, dv, _] = plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs));
             vec![dq, dk, dv]
         }

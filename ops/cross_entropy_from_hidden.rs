@@ -65,6 +65,7 @@ fn loss(op: &'static str, hidden: &Var, embedding: &Var, targets: &Tensor, ignor
         let (hidden, embedding) = (cast(hidden, DType::F32), cast(embedding, DType::F32));
         return loss(op, &hidden, &embedding, targets, ignore_index, mean);
     }
+    crate::count::count(|c| c.head += (hidden.value().len() * n_vocab) as u64);
     let scale = if mean { 1.0 / count.max(1) as f64 } else { 1.0 };
     let needs = [hidden.requires_grad(), embedding.requires_grad()];
     let (h, e) = (hidden.value().contiguous(), embedding.value().contiguous());

@@ -14,7 +14,7 @@
 //! `dx̂` = `tau dq̃` or `dk̂`: `dx = r (dx̂ - x̂ (x̂·dx̂))`.
 //!
 //! Saved: `q`, `k`, `g`, `tau`, the output `gate` ḡ (for `dv` and for `delta = dḡ·ḡ`) and `lse` `[B, H, T_q]`; in
-//! `gate_aggregate_mul` also `v`, but not the product. Normalised `q`, `k` are computed again. No `T×T` array exists.
+//! `gate_aggregate_mul` also `v`, but not the product, nor need a `linear` after it ([`Var::factors`]). Normalised `q`, `k` are computed again. No `T×T` array exists.
 //! Cost: `2 (K+G)` operations per visible pair forward, `6K + 4G` backward. A rotation of `q` and `k` keeps their
 //! norms, so RoPE may as well be applied before.
 //! Source: TANGO, "cross-token gated residual" (2026).
@@ -22,7 +22,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream};
+use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting};
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
 use crate::registry::{BenchCase, OpCase};
@@ -89,11 +89,25 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
         Some(v) => gated.expect("asked for").reshape(v.shape()),
         None => out.clone().expect("asked for"),
     };
-    Var::from_op(y, &inputs, || {
+    let factors = out.clone().filter(|_| keep).zip(factor.clone());
+    let y = Var::from_op(y, &inputs, || {
         let [q, k, g] = operands;
         let out = out.expect("kept when gradients are required");
+        let lse = lse.expect("of a softmax");
         GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse }
-    })
+    });
+    noted(y, factors)
+}
+
+/// The product `y` with the factors that are saved, in its shape; as it is when nothing is saved or there is one only.
+pub(crate) fn noted(y: Var, factors: Option<(Tensor, Tensor)>) -> Var {
+    match factors {
+        Some((a, b)) => {
+            let [a, b] = [a, b].map(|x| x.reshape(y.shape()));
+            y.with_factors(a, b)
+        }
+        None => y,
+    }
 }
 
 /// What depends on the precision.
@@ -121,6 +135,7 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], f: impl FnOnce(
         k: Rows::new(&unit_k),
         v: Rows::new(g),
         scale: E::ONE,
+        weighting: Weighting::Softmax,
         causal: true,
         key_mask: None,
         bounds: &tau.iter().map(bound).collect::<Vec<_>>(),
@@ -169,8 +184,8 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[boo
     let up = Upstream {
         dout: Rows::new(&dout_heads),
         gate: v.as_ref().map(Rows::new),
-        out: Rows::new(&gate),
-        lse: lse.as_slice::<E>(),
+        out: Some(Rows::new(&gate)),
+        lse: Some(lse.as_slice::<E>()),
     };
     let wanted = [needs[0] || needs[3], needs[1], needs[2], v.is_some() && needs[4]];
     let [dq, dk, dg, dv] = with_problem(&operands, &tau, |p| attention_tiles::backward(p, &up, wanted));

@@ -2,13 +2,16 @@
 //!
 //! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
 //! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
-//! where it is needed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
+//! where it is needed. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
+//! saved and multiplied again: `x` itself is freed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::Tensor;
 use kumiki_tensor::shape::Dims;
 
+use crate::arithmetic::mul;
 use crate::cast::wide;
+use crate::count::count;
 use crate::matmul::contraction;
 use crate::registry::{BenchCase, OpCase};
 
@@ -33,10 +36,14 @@ pub fn linear(x: &Var, weight: &Var) -> Var {
         x.shape()
     );
     let rows = by_rows(x.value());
+    count(|c| c.projection += (rows.dim(0) * weight.dim(0) * weight.dim(1)) as u64);
     let shape = [&x.shape()[..x.rank() - 1], &[weight.dim(0)]].concat();
     let y = contraction(&wide(&rows), &wide(weight.value()).transpose(0, 1), &[]).reshape(&shape);
     Var::from_op(y.cast(x.dtype()), &[x, weight], || LinearBackward {
-        x: weight.requires_grad().then_some(rows),
+        x: weight.requires_grad().then(|| match x.factors() {
+            Some(factors) => Operand::Product(factors.each_ref().map(by_rows)),
+            None => Operand::Whole(rows),
+        }),
         weight: x.requires_grad().then(|| weight.value().clone()),
         x_shape: Dims::new(x.shape()),
     })
@@ -48,8 +55,13 @@ fn by_rows(x: &Tensor) -> Tensor {
     x.reshape(&[leading.iter().product(), d])
 }
 
+enum Operand {
+    Whole(Tensor),
+    Product([Tensor; 2]),
+}
+
 struct LinearBackward {
-    x: Option<Tensor>,
+    x: Option<Operand>,
     weight: Option<Tensor>,
     x_shape: Dims,
 }
@@ -59,14 +71,25 @@ impl Backward for LinearBackward {
         "linear"
     }
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
-        self.x.iter().map(|x| ("x", x)).chain(self.weight.iter().map(|w| ("weight", w))).collect()
+        let x = match &self.x {
+            None => vec![],
+            Some(Operand::Whole(x)) => vec![("x", x)],
+            Some(Operand::Product([a, b])) => vec![("x, factor 1", a), ("x, factor 2", b)],
+        };
+        x.into_iter().chain(self.weight.iter().map(|w| ("weight", w))).collect()
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         let dtype = dout.dtype();
         let dout = wide(&by_rows(&dout));
         // The other operand was saved where this one's gradient is needed.
         let dx = self.weight.map(|weight| contraction(&dout, &wide(&weight), &[]).reshape(&self.x_shape).cast(dtype));
-        let dweight = self.x.map(|x| contraction(&dout.transpose(0, 1), &wide(&x), &[]).cast(dtype));
+        let dweight = self.x.map(|x| {
+            let x = match x {
+                Operand::Whole(x) => wide(&x),
+                Operand::Product([a, b]) => mul(&Var::constant(a), &Var::constant(b)).into_value(),
+            };
+            contraction(&dout.transpose(0, 1), &x, &[]).cast(dtype)
+        });
         vec![dx, dweight]
     }
 }
@@ -143,6 +166,28 @@ mod tests {
         assert_eq!(tape.summary().0.last().unwrap().saved, [("x", 4 * 3 * 50 * 70)]);
         linear(&tape.leaf(x), &Var::constant(w));
         assert_eq!(tape.summary().0.last().unwrap().saved, [("weight", 4 * 90 * 70)]);
+    }
+
+    #[test]
+    fn factors_are_as_good_as_the_product() {
+        let mut rng = Rng::new(9);
+        let mut normal = |shape: &[usize]| rng.normal(DType::F64, shape, 0.0, 1.0);
+        let (a, b, w, dout) = (normal(&[2, 5, 7]), normal(&[2, 5, 7]), normal(&[3, 7]), normal(&[2, 5, 3]));
+        let run = |noted: bool| {
+            let tape = Tape::new();
+            let (left, w) = (tape.leaf(a.clone()), tape.leaf(w.clone()));
+            let mut x = crate::mul(&left, &Var::constant(b.clone()));
+            if noted {
+                x = x.with_factors(a.clone(), b.clone());
+            }
+            let y = linear(&x, &w);
+            let saved = tape.summary().0.pop().unwrap().saved.len();
+            let grads = tape.backward_from(&[(&y, dout.clone())]);
+            (saved, [grads.get(&left), grads.get(&w)].map(|grad| grad.unwrap().to_f64_vec()))
+        };
+        let ((two, plain), (three, factored)) = (run(false), run(true));
+        assert_eq!((two, three), (2, 3));
+        assert_eq!(plain, factored);
     }
 
     #[test]

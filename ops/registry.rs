@@ -72,8 +72,8 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::embedding::cases(),
         crate::feature_map::cases(),
         crate::gate_aggregate::cases(),
-        crate::windowed_prefix::cases(),
         crate::gather::cases(),
+        crate::gau_attention::cases(),
         crate::index_select::cases(),
         crate::l2_normalize::cases(),
         crate::layer_norm::cases(),
@@ -81,6 +81,7 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::logsumexp::cases(),
         crate::matmul::cases(),
         crate::max::cases(),
+        crate::mixed_chunk_attention::cases(),
         crate::pow::cases(),
         crate::prod::cases(),
         crate::reduce::cases(),
@@ -91,6 +92,7 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::unary::cases(),
         crate::variance::cases(),
         crate::views::cases(),
+        crate::windowed_prefix::cases(),
     ]
     .into_iter()
     .flatten()
@@ -109,17 +111,19 @@ pub fn bench_cases() -> Vec<BenchCase> {
         crate::embedding::bench(),
         crate::feature_map::bench(),
         crate::gate_aggregate::bench(),
-        crate::windowed_prefix::bench(),
+        crate::gau_attention::bench(),
         crate::l2_normalize::bench(),
         crate::layer_norm::bench(),
         crate::linear::bench(),
         crate::logsumexp::bench(),
         crate::matmul::bench(),
+        crate::mixed_chunk_attention::bench(),
         crate::reduce::bench(),
         crate::rms_norm::bench(),
         crate::rope::bench(),
         crate::softmax::bench(),
         crate::swiglu::bench(),
+        crate::windowed_prefix::bench(),
     ]
     .into_iter()
     .flatten()

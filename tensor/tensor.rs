@@ -150,6 +150,11 @@ impl Tensor {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
+    /// Where the storage lies, the same for all tensors that share it, and its length in bytes.
+    pub fn storage_extent(&self) -> (usize, usize) {
+        (Arc::as_ptr(&self.storage) as usize, self.storage.len())
+    }
+
     /// Whether this is the only tensor on its storage.
     pub fn is_unique(&self) -> bool {
         Arc::strong_count(&self.storage) == 1

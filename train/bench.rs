@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kumiki_autograd::Tape;
 use kumiki_models::{
-    Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window, accounting,
+    Architecture, GauConfig, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window, accounting,
 };
 use kumiki_nn::{AdamW, Module, clip_global_norm};
 use kumiki_ops::FeatureMap;
@@ -14,10 +14,16 @@ use crate::memory;
 use crate::suggest::unknown;
 use crate::{Error, Result};
 
+/// The models that can be timed, by name.
+pub const STEP_MODELS: [&str; 5] = ["tango", "wango", "transformer", "gau", "flash"];
+
+/// Width of the queries and keys of GAU and FLASH: that of the PyTorch counterpart.
+const KEY_WIDTH: usize = 64;
+
 /// The sizes of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepBench {
-    /// `tango`, `wango` or `transformer`, all tied.
+    /// `tango`, `wango` and `transformer`, all tied; `gau` and `flash`, with a block for every application.
     pub model: String,
     /// Dtype of parameters and arithmetic.
     pub dtype: DType,
@@ -29,6 +35,8 @@ pub struct StepBench {
     pub heads: usize,
     /// WANGO's window.
     pub window: usize,
+    /// FLASH's chunk.
+    pub chunk: usize,
     /// Sequence length T.
     pub seq: usize,
     /// Rows of a batch.
@@ -62,8 +70,8 @@ impl StepBench {
     pub fn config(&self) -> Result<LanguageModelConfig> {
         let &StepBench { d_model: d, head_dim, heads, applications, params, .. } = self;
         let limit = 1 << 20;
-        let axes = [d, head_dim, heads, self.window, self.seq, self.batch, self.vocab, self.steps];
-        let names = ["d-model", "head-dim", "heads", "window", "seq", "batch", "vocab", "steps"];
+        let axes = [d, head_dim, heads, self.window, self.chunk, self.seq, self.batch, self.vocab, self.steps];
+        let names = ["d-model", "head-dim", "heads", "window", "chunk", "seq", "batch", "vocab", "steps"];
         let most = accounting::MAX_APPLICATIONS;
         if !(1..=most).contains(&applications) {
             return Err(Error::new(format!("--applications must be from 1 to {most}, found {applications}")));
@@ -71,12 +79,13 @@ impl StepBench {
         if let Some(i) = axes.iter().position(|size| !(1..=limit).contains(size)) {
             return Err(Error::new(format!("--{} must be from 1 to {limit}, found {}", names[i], axes[i])));
         }
-        let width = |fixed: usize, step: usize| {
-            let width = params.saturating_sub(fixed) / (3 * d) / step * step;
+        // `sets` blocks of `fixed` parameters and three matrices of the width that is looked for.
+        let width = |sets: usize, fixed: usize, step: usize| {
+            let width = (params / sets).saturating_sub(fixed) / (3 * d) / step * step;
             if width == 0 {
                 return Err(Error::new(format!(
                     "--params {params} is too few for these sizes; {} are needed at least",
-                    fixed + 3 * d * step
+                    sets * (fixed + 3 * d * step)
                 )));
             }
             Ok(width)
@@ -84,7 +93,7 @@ impl StepBench {
         let rope_base = 10_000.0;
         let architecture = match self.model.as_str() {
             name @ ("tango" | "wango") => {
-                let gate_width = width(2 * d * heads * head_dim, 8 * heads)?;
+                let gate_width = width(1, 2 * d * heads * head_dim, 8 * heads)?;
                 Architecture::Tango(TangoConfig {
                     d_model: d,
                     heads,
@@ -98,7 +107,7 @@ impl StepBench {
                 })
             }
             "transformer" => {
-                let d_ff = width(4 * d * d, 8)?;
+                let d_ff = width(1, 4 * d * d, 8)?;
                 Architecture::Transformer(TransformerConfig {
                     d_model: d,
                     heads,
@@ -108,7 +117,16 @@ impl StepBench {
                     rope_base,
                 })
             }
-            other => return Err(Error::new(unknown("model", other, &["tango", "wango", "transformer"]))),
+            name @ ("gau" | "flash") => Architecture::Gau(GauConfig {
+                d_model: d,
+                key_width: KEY_WIDTH,
+                gate_width: width(applications, d * KEY_WIDTH, 8)?,
+                applications,
+                tied: false,
+                rope_base,
+                chunk: (name == "flash").then_some(self.chunk),
+            }),
+            other => return Err(Error::new(unknown("model", other, &STEP_MODELS))),
         };
         architecture.check().map_err(|e| Error::new(e.to_string()))?;
         Ok(LanguageModelConfig { n_vocab: self.vocab, architecture })
@@ -165,6 +183,7 @@ mod tests {
             head_dim: 32,
             heads: 8,
             window: 64,
+            chunk: 64,
             seq: 512,
             batch: 4,
             vocab: 256,
@@ -178,6 +197,7 @@ mod tests {
     fn sizes_are_those_of_the_counterpart() {
         let params = |model: &str| accounting::block_params(&bench(model).config().unwrap().architecture);
         assert_eq!((params("tango"), params("transformer")), (4_997_384, 4_999_680));
+        assert_eq!((params("gau"), params("flash")), (4_982_272, 4_983_296));
         let few = StepBench { params: 1000, ..bench("tango") }.config().unwrap_err().to_string();
         assert!(few.contains("--params 1000 is too few"), "{few}");
         assert!(

@@ -148,7 +148,7 @@ pub fn train_model(
         model: name.to_owned(),
         params: accounting::block_params(&config.architecture),
         params_total: accounting::total_params(&config),
-        macs: accounting::macs(&config, settings.seq, Pairs::Full).total(),
+        macs: accounting::total(&accounting::macs(&config, settings.seq, Pairs::Full)),
         val_nll: evaluation.map(|e| e.nll),
         bits_per_byte: evaluation.map(|e| e.bits()),
         answer_nll: evaluation.and_then(|e| e.answers).map(|(nll, _)| nll),

@@ -1,8 +1,9 @@
-//! The backward pass. With `p_ij = exp(s_ij - lse_i)` and `delta_i = dout_i · out_i`:
+//! The backward pass. With `dp_ij = dout_i · v_j`:
 //!
 //! ```text
-//! dv_j = Σ_i p_ij dout_i              ds_ij = p_ij (dout_i · v_j - delta_i)
-//! dk_j = scale Σ_i ds_ij q_i          dq_i  = scale Σ_j ds_ij k_j
+//! dv_j = Σ_i p_ij dout_i     dk_j = scale Σ_i ds_ij q_i     dq_i = scale Σ_j ds_ij k_j
+//! softmax:       p_ij = exp(s_ij - lse_i),  ds_ij = p_ij (dp_ij - delta_i),  delta_i = dout_i · out_i
+//! squared ReLU:  p_ij = relu(s_ij)²,        ds_ij = 2 relu(s_ij) dp_ij
 //! ```
 //!
 //! One task per batch entry, head and block of keys holds `dk` and `dv` of its keys while queries pass by. With enough
@@ -15,7 +16,8 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxGradient;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading, tile_queries,
+    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, SquaredReluGradient, Tile, TileProduct, TransposeRows,
+    Weighting, leading, tile_queries,
 };
 use crate::simd;
 
@@ -30,10 +32,10 @@ pub(crate) struct Upstream<'a, E> {
     pub dout: Rows<'a, E>,
     /// What the attention was multiplied with: the gradient of its output is `dout ⊙ gate`.
     pub gate: Option<Rows<'a, E>>,
-    /// The output of the attention, before the gate.
-    pub out: Rows<'a, E>,
-    /// `[B, H, T_q]`.
-    pub lse: &'a [E],
+    /// The output of the attention, before the gate; for softmax, or when there is a gate.
+    pub out: Option<Rows<'a, E>>,
+    /// `[B, H, T_q]`; for softmax.
+    pub lse: Option<&'a [E]>,
 }
 
 /// The gradients of `q`, `k`, `v` and the gate as far as they are needed.
@@ -206,8 +208,8 @@ impl<E: Number> Buffers<'_, E> {
         transpose(self.q, k_stride, p.k.width, self.q_t);
         up.dout.copy(batch, i, head, queries, self.dout, v_stride);
         for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
-            let (dout, out) = (&mut dout[..p.v.width], up.out.row(batch, i + c, head));
-            if let Some(dgate) = dgate {
+            let (dout, out) = (&mut dout[..p.v.width], up.out.map(|out| out.row(batch, i + c, head)));
+            if let (Some(dgate), Some(out)) = (dgate, out) {
                 // SAFETY: the task of this head's first block alone has these queries.
                 let dgate = unsafe { dgate.row_mut((batch * p.queries + i + c) * p.heads + head, p.v.width) };
                 dgate.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
@@ -215,12 +217,16 @@ impl<E: Number> Buffers<'_, E> {
             if let Some(gate) = &up.gate {
                 dout.iter_mut().zip(gate.row(batch, i + c, head)).for_each(|(y, &g)| *y *= g);
             }
-            self.delta[c] = simd::dot(dout, out);
+            if let (Weighting::Softmax, Some(out)) = (p.weighting, out) {
+                self.delta[c] = simd::dot(dout, out);
+            }
         }
         transpose(self.dout, v_stride, p.v.width, self.dout_t);
-        self.delta[queries..].fill(E::ZERO);
-        self.lse[..queries].copy_from_slice(&up.lse[(batch * p.heads + head) * p.queries + i..][..queries]);
-        self.lse[queries..].fill(E::ZERO);
+        if let Some(lse) = up.lse {
+            self.lse[..queries].copy_from_slice(&lse[(batch * p.heads + head) * p.queries + i..][..queries]);
+            self.lse[queries..].fill(E::ZERO);
+            self.delta[queries..].fill(E::ZERO);
+        }
     }
 
     /// What a tile of pairs adds to the gradients; `at` is the tile's first key within the block.
@@ -237,17 +243,14 @@ impl<E: Number> Buffers<'_, E> {
         if need_slopes {
             tile.transposed_product((v, v_stride), p.v.width, self.dout_t, self.slopes);
         }
-        SoftmaxGradient {
-            scores: self.weights,
-            slopes: need_slopes.then_some(&mut *self.slopes),
-            stride,
-            keys,
-            queries,
-            diagonal,
-            lse: self.lse,
-            delta: self.delta,
+        let (scores, slopes) = (&mut *self.weights, need_slopes.then_some(&mut *self.slopes));
+        match p.weighting {
+            Weighting::Softmax => {
+                let (lse, delta) = (&*self.lse, &*self.delta);
+                SoftmaxGradient { scores, slopes, stride, keys, queries, diagonal, lse, delta }.run();
+            }
+            Weighting::SquaredRelu => SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run(),
         }
-        .run();
         let per_key = |a: &[E], b: &[E], c: &mut [E], b_stride: usize, columns: usize| {
             TileProduct {
                 rows: keys,

@@ -6,8 +6,10 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading, tile_queries,
+    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, SquaredRelu, Tile, TileProduct, TransposeRows, Weighting,
+    leading, tile_queries,
 };
+use crate::count::count;
 
 /// What the forward pass gives.
 pub(crate) struct Attended {
@@ -16,22 +18,23 @@ pub(crate) struct Attended {
     /// `out ⊙ gate`, where there is a gate.
     pub gated: Option<Tensor>,
     /// `[B, H, T_q]`: log-sum-exp of the scores of every query, +inf for a query that sees no key, so that
-    /// `exp(s - lse)` is its weight in any case.
-    pub lse: Tensor,
+    /// `exp(s - lse)` is its weight in any case. Only softmax has it.
+    pub lse: Option<Tensor>,
 }
 
 /// Attention, and its product with `gate` `[B, T_q, H, G]` if there is one; `keep` says whether `out` is wanted then.
 pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: bool) -> Attended {
+    count(|c| c.pair += (p.pairs() * (p.k.width + p.v.width)) as u64);
     let shape = [p.batch, p.queries, p.heads, p.v.width];
     let mut out = (keep || gate.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
     let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
-    let mut lse = Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]);
+    let mut lse = (p.weighting == Weighting::Softmax).then(|| Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]));
     let size = tile_queries::<E>(p.queries, KEYS + leading::<E>(p.v.width));
     let tiles = p.queries.div_ceil(size);
     let outputs = Outputs {
         out: out.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
-        lse: SharedRows::new(lse.as_mut_slice::<E>()),
+        lse: lse.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
     };
     let cost = size * p.keys * (p.k.width + p.v.width);
     threads::parallel_for(p.batch * p.heads * tiles, cost, |task| {
@@ -45,7 +48,7 @@ pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: b
 struct Outputs<'a, E> {
     out: Option<SharedRows<'a, E>>,
     gated: Option<SharedRows<'a, E>>,
-    lse: SharedRows<'a, E>,
+    lse: Option<SharedRows<'a, E>>,
 }
 
 fn query_tile<E: Number>(
@@ -67,7 +70,8 @@ fn query_tile<E: Number>(
     shift.fill(p.bounds[head].unwrap_or(E::NEG_INFINITY));
     sum.fill(E::ZERO);
 
-    let fixed = p.bounds[head].is_some();
+    // Weights that nothing divides need no shift.
+    let fixed = p.bounds[head].is_some() || p.weighting == Weighting::SquaredRelu;
     let mut started = false;
     for j in (0..p.keys).step_by(KEYS) {
         let keys = KEYS.min(p.keys - j);
@@ -79,7 +83,13 @@ fn query_tile<E: Number>(
             continue;
         }
         p.scores((p.k.from(batch, j, head), p.k.time_stride()), tile, q, scores);
-        SoftmaxStep { scores, stride, keys, queries, diagonal: tile.diagonal, fixed, shift, sum, factor }.run();
+        let diagonal = tile.diagonal;
+        match p.weighting {
+            Weighting::Softmax => {
+                SoftmaxStep { scores, stride, keys, queries, diagonal, fixed, shift, sum, factor }.run();
+            }
+            Weighting::SquaredRelu => SquaredRelu { scores, stride, keys, queries, diagonal }.run(),
+        }
         if started && !fixed {
             for (row, &factor) in acc.chunks_exact_mut(v_stride).zip(&*factor) {
                 if factor != E::ONE {
@@ -110,7 +120,11 @@ fn query_tile<E: Number>(
 
     for c in 0..queries {
         let seen = sum[c] != E::ZERO;
-        let inverse = if seen { E::ONE / sum[c] } else { E::ZERO };
+        let inverse = match p.weighting {
+            Weighting::Softmax if seen => E::ONE / sum[c],
+            Weighting::Softmax => E::ZERO,
+            Weighting::SquaredRelu => E::ONE,
+        };
         let row = &acc[c * v_stride..][..p.v.width];
         let at = (batch * p.queries + i + c) * p.heads + head;
         if let Some(out) = &outputs.out {
@@ -124,8 +138,10 @@ fn query_tile<E: Number>(
             let gate = gate.row(batch, i + c, head);
             gated.iter_mut().zip(row.iter().zip(gate)).for_each(|(y, (&x, &g))| *y = x * inverse * g);
         }
-        // SAFETY: as above.
-        let lse = unsafe { outputs.lse.row_mut((batch * p.heads + head) * p.queries + i + c, 1) };
-        lse[0] = if seen { shift[c] + sum[c].ln() } else { E::INFINITY };
+        if let Some(lse) = &outputs.lse {
+            // SAFETY: as above.
+            let lse = unsafe { lse.row_mut((batch * p.heads + head) * p.queries + i + c, 1) };
+            lse[0] = if seen { shift[c] + sum[c].ln() } else { E::INFINITY };
+        }
     }
 }

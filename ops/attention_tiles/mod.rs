@@ -1,7 +1,8 @@
-//! Softmax attention in tiles, forward and backward: what `causal_attention`, `attention` and `gate_aggregate` share.
+//! Attention in tiles, forward and backward: what `causal_attention`, `attention`, `gate_aggregate` and `gau_attention`
+//! share.
 //!
-//! For every batch entry and head, `p_ij = softmax_j(scale · q_i·k_j)` over the visible keys and `out_i = Σ_j p_ij v_j`.
-//! A query that sees no key gets 0. Scores exist only as tiles of [`KEYS`] × [`tile_queries`], keys in rows:
+//! For every batch entry and head, `s_ij = scale · q_i·k_j` over the visible keys and `out_i = Σ_j p_ij v_j`, with weights
+//! `p_ij = softmax_j(s_ij)` or `relu(s_ij)²`, see [`Weighting`]. A query that sees no key gets 0. Scores exist only as tiles of [`KEYS`] × [`tile_queries`], keys in rows:
 //! - `Sᵀ = K·Qᵀ` needs one transposed copy per query tile, and reads keys in place;
 //! - a query is a lane, so that softmax needs no step across lanes;
 //! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
@@ -14,6 +15,7 @@ mod backward;
 mod forward;
 mod product;
 mod softmax;
+mod squared_relu;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,9 +27,10 @@ use crate::simd::{Kernel, Lanes, Real};
 pub(crate) use backward::{Upstream, backward};
 pub(crate) use forward::{Attended, forward};
 pub(crate) use product::{Band, TileProduct, leading};
+pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.
-const KEYS: usize = 96;
+pub(crate) const KEYS: usize = 96;
 /// What the tiles of a task may take of the second-level cache.
 const TILE_BYTES: usize = 256 * 1024;
 
@@ -88,6 +91,15 @@ impl<'a, E: Number> Rows<'a, E> {
     }
 }
 
+/// How scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weighting {
+    /// `exp(s_ij) / Σ_j exp(s_ij)`.
+    Softmax,
+    /// `relu(s_ij)²`. A divisor that depends on the query goes into the queries, as its root.
+    SquaredRelu,
+}
+
 /// What to attend to and how.
 pub(crate) struct Problem<'a, E> {
     pub batch: usize,
@@ -101,6 +113,7 @@ pub(crate) struct Problem<'a, E> {
     /// `[B, T_k, H, G]`.
     pub v: Rows<'a, E>,
     pub scale: E,
+    pub weighting: Weighting,
     /// Query `i` sees keys up to `i + T_k - T_q`.
     pub causal: bool,
     /// `[B, T_k]`: the keys that may be seen; all when absent.
@@ -114,6 +127,17 @@ impl<E: Number> Problem<'_, E> {
     /// `r <= c + diagonal`.
     fn diagonal(&self, i: usize, j: usize) -> isize {
         if self.causal { (i + self.keys - self.queries) as isize - j as isize } else { isize::MAX / 2 }
+    }
+
+    /// Pairs of a query and a key that it sees, over batch entries and heads.
+    fn pairs(&self) -> usize {
+        let limit = |i: usize| if self.causal { i + 1 + self.keys - self.queries } else { self.keys };
+        let seen = |batch: usize, keys: usize| match self.key_mask {
+            None => keys,
+            Some(mask) => mask[batch * self.keys..][..keys].iter().filter(|&&seen| seen).count(),
+        };
+        let of = |batch| (0..self.queries).map(|i| seen(batch, limit(i))).sum::<usize>();
+        (0..self.batch).map(of).sum::<usize>() * self.heads
     }
 
     /// The mask of a range of keys of a batch entry; `None` when all may be seen.
@@ -149,21 +173,22 @@ impl<E: Number> Problem<'_, E> {
 
 /// Queries `i..i + queries` and keys `j..j + keys` of a head.
 #[derive(Clone, Copy)]
-struct Tile {
-    batch: usize,
-    head: usize,
-    i: usize,
-    queries: usize,
-    j: usize,
-    keys: usize,
-    diagonal: isize,
+pub(crate) struct Tile {
+    pub batch: usize,
+    pub head: usize,
+    pub i: usize,
+    pub queries: usize,
+    pub j: usize,
+    pub keys: usize,
+    /// Key `r` of the tile is visible to query `c` of the tile when `r <= c + diagonal`.
+    pub diagonal: isize,
     /// Distance between rows of the transposed tile.
-    stride: usize,
+    pub stride: usize,
 }
 
 impl Tile {
     /// `rows · packed` for the tile's keys, given in rows so far apart, where the tile's queries see them.
-    fn transposed_product<E: Number>(self, rows: (&[E], usize), width: usize, packed: &[E], out: &mut [E]) {
+    pub fn transposed_product<E: Number>(self, rows: (&[E], usize), width: usize, packed: &[E], out: &mut [E]) {
         TileProduct {
             rows: self.keys,
             depth: width,
@@ -180,7 +205,7 @@ impl Tile {
         .run();
     }
 
-    fn band(&self, band: impl Fn(isize) -> Band) -> Band {
+    pub fn band(&self, band: impl Fn(isize) -> Band) -> Band {
         if self.keys as isize - 1 <= self.diagonal { Band::Full } else { band(self.diagonal) }
     }
 }

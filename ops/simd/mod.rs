@@ -29,6 +29,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod decode;
 mod lanes;
 mod level;
 mod map;
@@ -37,6 +38,7 @@ mod portable;
 mod real;
 mod reduce;
 
+pub use decode::{add_outer, add_weighted_rows};
 pub use lanes::{Kernel, Lanes};
 pub use level::{Level, configured_level, level, with_level};
 pub use map::{

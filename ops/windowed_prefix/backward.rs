@@ -159,7 +159,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
     }
     p.k.copy(at.0, 0, at.1, time, b.k, s.k);
     p.phi_k.copy(at.0, 0, at.1, time, b.phi_k, s.phi);
-    copy_gates(p, at, 0, time, b.g, s.g);
+    copy_gates(&p.g, at, 0, time, b.g, s.g);
     let near = b.left_to_right(p, up, at, s, out);
     b.right_to_left(p, up, at, s);
     let rows =

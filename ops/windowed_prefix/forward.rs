@@ -5,6 +5,7 @@ use kumiki_tensor::{Tensor, threads};
 use super::weights::{Pairs, Weights};
 use super::{CHUNK, Problem};
 use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
+use crate::count::count;
 
 /// ḡ and its product with `v` (each if asked for), `[B, T, H, G]`, and the sums of weights `[B, H, T]`.
 pub(super) fn forward<E: Number>(
@@ -12,6 +13,14 @@ pub(super) fn forward<E: Number>(
     v: Option<&Rows<E>>,
     keep: bool,
 ) -> (Option<Tensor>, Option<Tensor>, Tensor) {
+    count(|c| {
+        let rows = (p.batch * p.heads) as u64;
+        let far = p.time.saturating_sub(p.window);
+        let near: usize = (0..p.time).map(|i| p.window.min(i + 1)).sum();
+        c.pair += rows * (near * (p.k.width + p.g.width)) as u64;
+        // As many keys are far for a query as queries see some from afar; the last column is the denominator's.
+        c.prefix += rows * (2 * far * p.phi_k.width * (p.g.width + 1)) as u64;
+    });
     let shape = [p.batch, p.time, p.heads, p.g.width];
     let mut gate = (keep || v.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
     let mut gated = v.map(|_| Tensor::empty(E::DTYPE, &shape));
@@ -54,7 +63,7 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
         let queries = CHUNK.min(p.time - i);
         let first = p.first_key(i);
         for j in (summed..first).step_by(CHUNK) {
-            copy_gates(p, (batch, head), j, CHUNK, g, g_stride);
+            copy_gates(&p.g, (batch, head), j, CHUNK, g, g_stride);
             add_to_state(p, (batch, head), j, g, state, g_stride);
         }
         summed = first;
@@ -87,7 +96,7 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
                 transposed_product(&p.phi_k, (batch, j, head), pairs, phi_t, kernel);
             }
             Weights { pairs, scores, kernel, shift: p.tau[head] }.run();
-            copy_gates(p, (batch, head), j, keys, g, g_stride);
+            copy_gates(&p.g, (batch, head), j, keys, g, g_stride);
             TileProduct {
                 rows: queries,
                 depth: keys,
@@ -174,15 +183,15 @@ pub(super) fn tile_product<E: Number>(rows: (&[E], usize), depth: usize, pairs: 
 
 /// Rows `(g_j, 1)`: what is multiplied with weights then gives sums of gates and, last, of weights.
 pub(super) fn copy_gates<E: Number>(
-    p: &Problem<E>,
+    g: &Rows<E>,
     (batch, head): (usize, usize),
     time: usize,
     count: usize,
     out: &mut [E],
     stride: usize,
 ) {
-    p.g.copy(batch, time, head, count, out, stride);
-    out.chunks_exact_mut(stride).take(count).for_each(|row| row[p.g.width] = E::ONE);
+    g.copy(batch, time, head, count, out, stride);
+    out.chunks_exact_mut(stride).take(count).for_each(|row| row[g.width] = E::ONE);
 }
 
 /// Adds a chunk of keys, whose `(g, 1)` are given, to the running sums.

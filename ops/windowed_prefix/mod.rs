@@ -22,7 +22,8 @@
 //!
 //! `S` is summed again from the left, `R = Σ_i φ(q)_i ⊗ d_i` from the right; neither is stored per token or per chunk.
 //!
-//! Saved: the operands (whose products come again), the output `gate` ḡ (for `dv` and `dḡ·ḡ`) and `den` `[B, H, T]`.
+//! Saved: the operands (whose products come again), the output `gate` ḡ (for `dv` and `dḡ·ḡ`) and `den` `[B, H, T]`; in
+//! `windowed_prefix_mul` also `v`, but not the product, nor need a `linear` after it ([`Var::factors`]).
 //! Normalised `q`, `k` are computed again. In f32 heads with `tau` above 30 would lose small weights: such calls are
 //! computed in f64. A query all of whose weights underflow gives 0.
 //! Source: WANGO, "cross-token gated residual" (2026).
@@ -37,6 +38,7 @@ use kumiki_tensor::{DType, Tensor};
 
 use crate::attention_tiles::{Number, Rows};
 use crate::cast::{cast, widened};
+use crate::gate_aggregate::noted;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
@@ -152,7 +154,8 @@ fn run(name: &'static str, inputs: &[Var], window: usize) -> Var {
         Some(v) => gated.expect("asked for").reshape(v.shape()),
         None => saved.gate.clone().expect("asked for"),
     };
-    Var::from_op(y, &inputs.iter().collect::<Vec<_>>(), || saved)
+    let factors = saved.gate.clone().filter(|_| keep).zip(saved.v.clone());
+    noted(Var::from_op(y, &inputs.iter().collect::<Vec<_>>(), || saved), factors)
 }
 
 struct WindowedPrefixBackward {

@@ -1,10 +1,12 @@
 //! Decoding: the last `W` keys one by one, all earlier ones in the running sums. Memory and time per token do not grow.
 
-use kumiki_tensor::{DType, Tensor};
+use kumiki_autograd::no_grad;
+use kumiki_tensor::{DType, Tensor, threads};
 
-use super::WindowedPrefix;
-use crate::attention_tiles::{Number, Rows};
-use crate::simd::{self, Kernel, Lanes, Real};
+use super::forward::copy_gates;
+use super::{CHUNK, WindowedPrefix};
+use crate::attention_tiles::{Band, Number, Rows, Scratch, TileProduct, leading};
+use crate::simd::{self, add_outer, add_weighted_rows};
 use crate::unit_rows::unit_rows;
 
 /// What [`windowed_prefix`](super::windowed_prefix) has to remember of the tokens so far.
@@ -67,8 +69,8 @@ impl WindowedPrefixState {
         }
     }
 
-    /// Takes the tokens of `x` one after the other and gives the gate of each, `[B, T, H, G]`. Sums are in f32, in f64
-    /// for F64.
+    /// Takes the tokens of `x` one after the other and gives the gate of each, `[B, T, H, G]`. The first tokens that come
+    /// are taken together, as in training. Sums are in f32, in f64 for F64.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit each other, the tokens before, or the window.
@@ -94,9 +96,46 @@ impl WindowedPrefixState {
     }
 }
 
-impl<E: Real> Head<E> {
+impl<E: Number> Head<E> {
     fn new(features: usize, values: usize) -> Head<E> {
         Head { ring: Vec::new(), sums: vec![E::ZERO; features * (values + 1)] }
+    }
+
+    /// What the first `time` tokens of a head leave.
+    fn after((batch, head): (usize, usize), time: usize, window: usize, [k, phi_k, g]: [Rows<E>; 3]) -> Head<E> {
+        let (features, values) = (phi_k.width, g.width + 1);
+        let (stride, left) = (leading::<E>(values), time.saturating_sub(window));
+        let sizes = [CHUNK * stride, features * stride];
+        let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+        let [gates, state] = scratch.parts::<E, 2>(sizes);
+        state.fill(E::ZERO);
+        for j in (0..left).step_by(CHUNK) {
+            let count = CHUNK.min(left - j);
+            copy_gates(&g, (batch, head), j, count, gates, stride);
+            TileProduct {
+                rows: features,
+                depth: count,
+                columns: values,
+                a: phi_k.from(batch, j, head),
+                a_strides: (1, phi_k.time_stride()),
+                b: gates,
+                b_stride: stride,
+                c: state,
+                c_stride: stride,
+                accumulate: true,
+                band: Band::Full,
+            }
+            .run();
+        }
+        let sums = state.chunks_exact(stride).flat_map(|row| &row[..values]).copied().collect();
+        let width = k.width + features + values;
+        let mut ring = vec![E::ZERO; (time - left) * width];
+        for t in left..time {
+            let row = k.row(batch, t, head).iter().chain(phi_k.row(batch, t, head)).chain(g.row(batch, t, head));
+            let slot = t % window * width;
+            ring[slot..][..width].iter_mut().zip(row.chain([&E::ONE])).for_each(|(y, &x)| *y = x);
+        }
+        Head { ring, sums }
     }
 
     /// Takes one token, of width `row.len()`, and gives sums of gates and weights for its query in `acc` `[G+1]`.
@@ -107,18 +146,14 @@ impl<E: Real> Head<E> {
         } else {
             let old = &mut self.ring[slot * row.len()..][..row.len()];
             let (phi, g) = old[width..].split_at(features);
-            for (&phi, sums) in phi.iter().zip(self.sums.chunks_exact_mut(values)) {
-                add_scaled(sums, phi, g);
-            }
+            add_outer(&mut self.sums, phi, g);
             old.copy_from_slice(row);
         }
         acc.fill(E::ZERO);
-        for (&phi, sums) in phi_q.iter().zip(self.sums.chunks_exact(values)) {
-            add_scaled(acc, phi, sums);
-        }
-        for row in self.ring.chunks_exact(row.len()) {
-            add_scaled(acc, (simd::dot(q, &row[..width]) - tau).exp(), &row[width + features..]);
-        }
+        add_weighted_rows(acc, phi_q, &self.sums, values);
+        let weight = |row: &[E]| (simd::dot(q, &row[..width]) - tau).exp();
+        let weights: Vec<E> = self.ring.chunks_exact(row.len()).map(weight).collect();
+        add_weighted_rows(acc, &weights, &self.ring[width + features..], row.len());
     }
 }
 
@@ -137,8 +172,15 @@ fn push<E: Number>(heads: &mut [Head<E>], seen: usize, x: WindowedPrefix) -> Ten
         g.shape(),
         phi_q.shape()
     );
-    let mut out = Tensor::zeros(E::DTYPE, &[batch, time, count, values]);
     let rows = [Rows::new(&q), Rows::new(&k), Rows::new(&phi_q), Rows::new(&phi_k), Rows::new(&g)];
+    if seen == 0 && time > 1 {
+        let [_, k, _, phi_k, g] = rows;
+        threads::parallel_chunks_mut(heads, 1, time * phi_k.width * values, |at, head| {
+            head[0] = Head::after((at / count, at % count), time, x.window, [k, phi_k, g]);
+        });
+        return no_grad(|| super::windowed_prefix(x)).into_value();
+    }
+    let mut out = Tensor::zeros(E::DTYPE, &[batch, time, count, values]);
     let (mut row, mut acc) = (Vec::with_capacity(width), vec![E::ZERO; values + 1]);
     for (at, y) in out.as_mut_slice::<E>().chunks_exact_mut(values.max(1)).enumerate() {
         let (b, t, h) = (at / count / time, at / count % time, at % count);
@@ -151,27 +193,4 @@ fn push<E: Number>(heads: &mut [Head<E>], seen: usize, x: WindowedPrefix) -> Ten
         y.iter_mut().zip(&acc).for_each(|(y, &x)| *y = x * inverse);
     }
     out
-}
-
-/// `out += factor · x`.
-fn add_scaled<E: Real>(out: &mut [E], factor: E, x: &[E]) {
-    E::dispatch(AddScaled { out, factor, x });
-}
-
-struct AddScaled<'a, E> {
-    out: &'a mut [E],
-    factor: E,
-    x: &'a [E],
-}
-
-impl<E: Real> Kernel<E> for AddScaled<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Elem = E>>(self) {
-        let factor = L::splat(self.factor);
-        for (out, x) in self.out.chunks_mut(L::N).zip(self.x.chunks(L::N)) {
-            L::load_partial(x, E::ZERO).mul_add(factor, L::load_partial(out, E::ZERO)).store_partial(out);
-        }
-    }
 }

@@ -1,6 +1,8 @@
 //! Small models that the integration tests share.
 
-use kumiki::models::{Architecture, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window};
+use kumiki::models::{
+    Architecture, GauConfig, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window,
+};
 use kumiki::ops::FeatureMap;
 use kumiki::tensor::{DType, Rng, Tensor};
 
@@ -39,6 +41,19 @@ pub fn transformer(tied: bool) -> Architecture {
     })
 }
 
+/// A GAU stack of 3 applications; with a chunk FLASH.
+pub fn gau(tied: bool, chunk: Option<usize>) -> Architecture {
+    Architecture::Gau(GauConfig {
+        d_model: 12,
+        key_width: 6,
+        gate_width: 11,
+        applications: 3,
+        tied,
+        rope_base: 1e4,
+        chunk,
+    })
+}
+
 /// Every architecture, tied and untied.
 pub fn architectures() -> Vec<(&'static str, Architecture)> {
     vec![
@@ -49,6 +64,10 @@ pub fn architectures() -> Vec<(&'static str, Architecture)> {
         ("wango tied, taylor2", wango(true, FeatureMap::Taylor2)),
         ("transformer tied", transformer(true)),
         ("transformer untied", transformer(false)),
+        ("gau untied", gau(false, None)),
+        ("gau tied", gau(true, None)),
+        ("flash untied", gau(false, Some(4))),
+        ("flash tied", gau(true, Some(3))),
     ]
 }
 

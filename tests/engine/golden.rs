@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use kumiki::autograd::{Gradients, Tape, Var};
 use kumiki::models::{
-    Architecture, LanguageModel, LanguageModelConfig, TangoBlock, TangoConfig, TransformerBlock, TransformerConfig,
-    Window,
+    Architecture, GauBlock, GauConfig, LanguageModel, LanguageModelConfig, TangoBlock, TangoConfig, TransformerBlock,
+    TransformerConfig, Window,
 };
 use kumiki::nn::{AdamW, Decay, Init, Module, Schedule, clip_global_norm};
 use kumiki::ops::{self, testing::difference};
@@ -20,14 +20,10 @@ use kumiki::tensor::{DType, Tensor, safetensors};
 use serde_json::Value;
 
 /// Kinds (and for whole models `kind/arch`) whose operators or models do not exist yet. Later work empties this list.
-const SKIPPED: [&str; 11] = [
+const SKIPPED: [&str; 7] = [
     "dual_attention",
-    "block_gau",
-    "block_flash",
     "cem_attention",
     "cem_mlp",
-    "lm/gau",
-    "lm/flash",
     "lm/cem",
     "lm_double_decoder",
     "lm_encoder_decoder",
@@ -161,12 +157,12 @@ impl Golden {
 
     fn language_model(&self, dtype: DType) -> LanguageModel {
         let shape = |name: &str| self.tensor(&format!("param.{name}")).shape().to_vec();
-        let (d_model, heads, applications) = (shape("embedding")[1], self.usize("heads"), self.usize("applications"));
+        let (d_model, applications) = (shape("embedding")[1], self.usize("applications"));
         let arch = self.config["arch"].as_str().unwrap();
         let architecture = match arch {
             "tango" | "wango" => Architecture::Tango(TangoConfig {
                 d_model,
-                heads,
+                heads: self.usize("heads"),
                 head_dim: self.usize("head_dim"),
                 gate_width: shape("blocks.0.wg")[0],
                 applications,
@@ -176,11 +172,20 @@ impl Golden {
             }),
             "transformer_tied" | "transformer_untied" => Architecture::Transformer(TransformerConfig {
                 d_model,
-                heads,
+                heads: self.usize("heads"),
                 d_ff: shape("blocks.0.w_up")[0],
                 applications,
                 tied: arch == "transformer_tied",
                 rope_base: 1e4,
+            }),
+            "gau" | "flash" => Architecture::Gau(GauConfig {
+                d_model,
+                key_width: shape("blocks.0.wz")[0],
+                gate_width: shape("blocks.0.wu")[0],
+                applications,
+                tied: false,
+                rope_base: 1e4,
+                chunk: (arch == "flash").then(|| self.usize("chunk")),
             }),
             other => panic!("{}: unknown architecture {other}", self.name),
         };
@@ -219,6 +224,21 @@ fn block_transformer(g: &Golden, dtype: DType) {
         rope_base: 1e4,
     };
     let block = TransformerBlock::new(&config, &Init::new(0, dtype));
+    g.block(dtype, block, |block, tape, h| block.forward(tape, h, None));
+}
+
+fn block_gau(g: &Golden, dtype: DType) {
+    let (wz, wu) = (g.tensor("param.wz").shape(), g.tensor("param.wu").shape());
+    let config = GauConfig {
+        d_model: wz[1],
+        key_width: wz[0],
+        gate_width: wu[0],
+        applications: 1,
+        tied: true,
+        rope_base: 1e4,
+        chunk: (g.kind == "block_flash").then(|| g.usize("chunk")),
+    };
+    let block = GauBlock::new(&config, &Init::new(0, dtype));
     g.block(dtype, block, |block, tape, h| block.forward(tape, h, None));
 }
 
@@ -307,6 +327,7 @@ fn run(g: &Golden, dtype: DType) -> bool {
         }),
         "block_tango" | "block_wango" => block_tango(g, dtype),
         "block_transformer" => block_transformer(g, dtype),
+        "block_gau" | "block_flash" => block_gau(g, dtype),
         "lm" => lm(g, dtype),
         "train" => train(g, dtype),
         _ => return false,

@@ -1,0 +1,362 @@
+//! The backward pass, one task per batch entry and block of values: from the left for what needs `Z`, then from the right
+//! for what needs `Y` and for the pairs inside of chunks.
+
+use kumiki_tensor::{Tensor, threads};
+
+use super::forward::{scaled_rows, transposed_queries};
+use super::{Problem, inverse};
+use crate::attention_tiles::{
+    Band, Number, Rows, Scratch, SharedRows, SquaredReluGradient, Tile, TileProduct, TransposeRows, leading,
+};
+
+/// The gradient that arrives, and what the forward pass has left; by blocks.
+pub(super) struct Upstream<'a, E> {
+    pub dout: Rows<'a, E>,
+    pub u: Option<Rows<'a, E>>,
+    /// ō, where there is `u`.
+    pub out: Option<Rows<'a, E>>,
+}
+
+/// By blocks: what operands that all blocks share get from each.
+pub(super) struct Gradients {
+    pub dq: Tensor,
+    pub dk: Tensor,
+    pub dlinear_q: Tensor,
+    pub dlinear_k: Tensor,
+    pub dv: Tensor,
+    pub du: Option<Tensor>,
+}
+
+pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients {
+    let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.blocks, width]);
+    let (mut dq, mut dk) = (tensor(p.q.width), tensor(p.q.width));
+    let (mut dlinear_q, mut dlinear_k) = (tensor(p.linear_q.width), tensor(p.linear_q.width));
+    let (mut dv, mut du) = (tensor(p.v.width), up.u.map(|_| tensor(p.v.width)));
+    let outputs = Outputs {
+        dq: SharedRows::new(dq.as_mut_slice::<E>()),
+        dk: SharedRows::new(dk.as_mut_slice::<E>()),
+        dlinear_q: SharedRows::new(dlinear_q.as_mut_slice::<E>()),
+        dlinear_k: SharedRows::new(dlinear_k.as_mut_slice::<E>()),
+        dv: SharedRows::new(dv.as_mut_slice::<E>()),
+        du: du.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+    };
+    let cost = 3 * p.time * (p.chunk * (p.q.width + p.v.width) + 2 * p.linear_q.width * p.v.width);
+    threads::parallel_for(p.batch * p.blocks, cost, |task| {
+        let at = (task / p.blocks, task % p.blocks);
+        left_to_right(p, up, at, &outputs);
+        right_to_left(p, up, at, &outputs);
+    });
+    Gradients { dq, dk, dlinear_q, dlinear_k, dv, du }
+}
+
+struct Outputs<'a, E> {
+    dq: SharedRows<'a, E>,
+    dk: SharedRows<'a, E>,
+    dlinear_q: SharedRows<'a, E>,
+    dlinear_k: SharedRows<'a, E>,
+    dv: SharedRows<'a, E>,
+    du: Option<SharedRows<'a, E>>,
+}
+
+/// Copies `count` rows, times `factor`, to those of an output from time `i` on.
+fn write_rows<E: Number>(
+    p: &Problem<E>,
+    (batch, i, head): (usize, usize, usize),
+    count: usize,
+    out: &SharedRows<E>,
+    (rows, stride): (&[E], usize),
+    (width, factor): (usize, E),
+) {
+    for (c, row) in rows.chunks_exact(stride).take(count).enumerate() {
+        // SAFETY: the task of this block of this batch entry calls, and holds no other row.
+        let out = unsafe { out.row_mut((batch * p.time + i + c) * p.blocks + head, width) };
+        out.iter_mut().zip(row).for_each(|(y, &x)| *y = factor * x);
+    }
+}
+
+/// Rows of `dō = dout ⊙ u`.
+fn gated_rows<E: Number>(
+    up: &Upstream<E>,
+    (batch, i, head): (usize, usize, usize),
+    count: usize,
+    out: &mut [E],
+    stride: usize,
+) {
+    up.dout.copy(batch, i, head, count, out, stride);
+    if let Some(u) = &up.u {
+        for (c, row) in out.chunks_exact_mut(stride).take(count).enumerate() {
+            row.iter_mut().zip(u.row(batch, i + c, head)).for_each(|(d, &u)| *d *= u);
+        }
+    }
+}
+
+/// `dl_i = Z dō_i / n_i`, with `Z` transposed.
+fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (usize, usize), out: &Outputs<E>) {
+    let (size, values, features) = (p.tile(), p.v.width, p.linear_q.width);
+    let (v_stride, l_stride) = (leading::<E>(values), leading::<E>(features));
+    let sizes = [size * v_stride, size * l_stride, values * l_stride];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [d, rows, state] = scratch.parts::<E, 3>(sizes);
+    state.fill(E::ZERO);
+    for start in p.starts() {
+        let end = start + p.len(start);
+        for i in (start..end).step_by(size) {
+            let count = size.min(end - i);
+            gated_rows(up, (batch, i, head), count, d, v_stride);
+            TileProduct {
+                rows: count,
+                depth: if start > 0 { values } else { 0 },
+                columns: features,
+                a: d,
+                a_strides: (v_stride, 1),
+                b: state,
+                b_stride: l_stride,
+                c: rows,
+                c_stride: l_stride,
+                accumulate: false,
+                band: Band::Full,
+            }
+            .run();
+            write_rows(p, (batch, i, head), count, &out.dlinear_q, (rows, l_stride), (features, inverse(start)));
+        }
+        for j in (start..end).step_by(size).take_while(|_| end < p.time) {
+            let count = size.min(end - j);
+            p.linear_k.copy(batch, j, head, count, rows, l_stride);
+            TileProduct {
+                rows: values,
+                depth: count,
+                columns: features,
+                a: p.v.from(batch, j, head),
+                a_strides: (1, p.v.time_stride()),
+                b: rows,
+                b_stride: l_stride,
+                c: state,
+                c_stride: l_stride,
+                accumulate: true,
+                band: Band::Full,
+            }
+            .run();
+        }
+    }
+}
+
+/// What one task holds: a tile of queries in the forms that products need, a tile of pairs, a chunk of keys with their
+/// gradients, and `Y` in both forms.
+struct Buffers<'a, E> {
+    q: &'a mut [E],
+    q_t: &'a mut [E],
+    d: &'a mut [E],
+    d_t: &'a mut [E],
+    l: &'a mut [E],
+    scores: &'a mut [E],
+    slopes: &'a mut [E],
+    dq: &'a mut [E],
+    k: &'a mut [E],
+    v: &'a mut [E],
+    dk: &'a mut [E],
+    dv: &'a mut [E],
+    dlinear_k: &'a mut [E],
+    y: &'a mut [E],
+    y_t: &'a mut [E],
+    s: Strides,
+}
+
+/// Distances between rows of the buffers.
+#[derive(Clone, Copy)]
+struct Strides {
+    /// Of transposed tiles of queries.
+    tile: usize,
+    k: usize,
+    v: usize,
+    l: usize,
+}
+
+fn right_to_left<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) {
+    let (width, features, values) = (p.q.width, p.linear_q.width, p.v.width);
+    let (size, chunk) = (p.tile(), p.chunk);
+    let s = Strides {
+        tile: leading::<E>(size),
+        k: leading::<E>(width),
+        v: leading::<E>(values),
+        l: leading::<E>(features),
+    };
+    let sizes = [
+        size * s.k,
+        width * s.tile,
+        size * s.v,
+        values * s.tile,
+        size * s.l,
+        size * s.tile,
+        size * s.tile,
+        size * s.k,
+        chunk * s.k,
+        chunk * s.v,
+        chunk * s.k,
+        chunk * s.v,
+        chunk * s.l,
+        features * s.v,
+        values * s.l,
+    ];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t] = scratch.parts::<E, 15>(sizes);
+    y.fill(E::ZERO);
+    let mut b = Buffers { q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, s };
+    for start in p.starts().rev() {
+        b.chunk(p, up, at, start, out);
+    }
+}
+
+impl<E: Number> Buffers<'_, E> {
+    /// All gradients of a chunk but those of its `l`, and what it adds to `Y`.
+    fn chunk(
+        &mut self,
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        (batch, head): (usize, usize),
+        start: usize,
+        out: &Outputs<E>,
+    ) {
+        let (s, size, len) = (self.s, p.tile(), p.len(start));
+        p.k.copy(batch, start, head, len, self.k, s.k);
+        p.v.copy(batch, start, head, len, self.v, s.v);
+        self.dk[..len * s.k].fill(E::ZERO);
+        self.begin_with_later_chunks(p, (batch, head), start);
+        for i in (start..start + len).step_by(size) {
+            let queries = size.min(start + len - i);
+            self.pack(p, up, (batch, i, head), queries, out.du.as_ref());
+            if start > 0 {
+                scaled_rows(&p.linear_q, (batch, i, head), queries, inverse(start), self.l, s.l);
+                TileProduct {
+                    rows: p.linear_q.width,
+                    depth: queries,
+                    columns: p.v.width,
+                    a: self.l,
+                    a_strides: (1, s.l),
+                    b: self.d,
+                    b_stride: s.v,
+                    c: self.y,
+                    c_stride: s.v,
+                    accumulate: true,
+                    band: Band::Full,
+                }
+                .run();
+            }
+            self.dq[..queries * s.k].fill(E::ZERO);
+            for j in (start..i + queries).step_by(size) {
+                let (keys, diagonal, stride) = (size.min(i + queries - j), (i - j) as isize, s.tile);
+                self.pair(p, Tile { batch, head, i, queries, j, keys, diagonal, stride }, j - start);
+            }
+            write_rows(p, (batch, i, head), queries, &out.dq, (self.dq, s.k), (p.q.width, p.scale));
+        }
+        let at = (batch, start, head);
+        write_rows(p, at, len, &out.dk, (self.dk, s.k), (p.q.width, E::ONE));
+        write_rows(p, at, len, &out.dv, (self.dv, s.v), (p.v.width, E::ONE));
+        write_rows(p, at, len, &out.dlinear_k, (self.dlinear_k, s.l), (p.linear_q.width, E::ONE));
+    }
+
+    /// `dm_j = Y v_j`, `dv_j = Yᵀ m_j`, which begins the sum.
+    fn begin_with_later_chunks(&mut self, p: &Problem<E>, (batch, head): (usize, usize), start: usize) {
+        let (s, len, features, values) = (self.s, p.len(start), p.linear_q.width, p.v.width);
+        let later = start + len < p.time;
+        if later {
+            let (from, step, width, out) = (&*self.y, s.v, values, &mut *self.y_t);
+            TransposeRows { from, step, width, count: features, factor: E::ONE, out, stride: s.l }.run();
+        }
+        TileProduct {
+            rows: len,
+            depth: if later { values } else { 0 },
+            columns: features,
+            a: self.v,
+            a_strides: (s.v, 1),
+            b: self.y_t,
+            b_stride: s.l,
+            c: self.dlinear_k,
+            c_stride: s.l,
+            accumulate: false,
+            band: Band::Full,
+        }
+        .run();
+        TileProduct {
+            rows: len,
+            depth: if later { features } else { 0 },
+            columns: values,
+            a: p.linear_k.from(batch, start, head),
+            a_strides: (p.linear_k.time_stride(), 1),
+            b: self.y,
+            b_stride: s.v,
+            c: self.dv,
+            c_stride: s.v,
+            accumulate: false,
+            band: Band::Full,
+        }
+        .run();
+    }
+
+    /// A tile of queries and their gradient in both forms; writes the gradient of `u`.
+    fn pack(
+        &mut self,
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        (batch, i, head): (usize, usize, usize),
+        queries: usize,
+        du: Option<&SharedRows<E>>,
+    ) {
+        let (s, values) = (self.s, p.v.width);
+        scaled_rows(&p.q, (batch, i, head), queries, p.scale, self.q, s.k);
+        transposed_queries(p, (batch, i, head), queries, self.q_t, s.tile);
+        gated_rows(up, (batch, i, head), queries, self.d, s.v);
+        let (from, step, width, out) = (&*self.d, s.v, values, &mut *self.d_t);
+        TransposeRows { from, step, width, count: queries, factor: E::ONE, out, stride: s.tile }.run();
+        if let (Some(du), Some(out)) = (du, &up.out) {
+            for c in 0..queries {
+                // SAFETY: this task alone has this block of this batch entry.
+                let du = unsafe { du.row_mut((batch * p.time + i + c) * p.blocks + head, values) };
+                let (dout, out) = (up.dout.row(batch, i + c, head), out.row(batch, i + c, head));
+                du.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
+            }
+        }
+    }
+
+    /// What a tile of pairs adds; `at` is the tile's first key within the chunk.
+    fn pair(&mut self, p: &Problem<E>, tile: Tile, at: usize) {
+        let Tile { queries, keys, stride, diagonal, .. } = tile;
+        let (s, width, values) = (self.s, p.q.width, p.v.width);
+        let (k, v) = (&self.k[at * s.k..], &self.v[at * s.v..]);
+        tile.transposed_product((k, s.k), width, self.q_t, self.scores);
+        tile.transposed_product((v, s.v), values, self.d_t, self.slopes);
+        let (scores, slopes) = (&mut *self.scores, Some(&mut *self.slopes));
+        SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run();
+        let per_key = |a: &[E], b: &[E], c: &mut [E], b_stride: usize, columns: usize| {
+            TileProduct {
+                rows: keys,
+                depth: queries,
+                columns,
+                a,
+                a_strides: (stride, 1),
+                b,
+                b_stride,
+                c: &mut c[at * b_stride..],
+                c_stride: b_stride,
+                accumulate: true,
+                band: tile.band(Band::DepthFrom),
+            }
+            .run();
+        };
+        per_key(self.scores, self.d, self.dv, s.v, values);
+        per_key(self.slopes, self.q, self.dk, s.k, width);
+        TileProduct {
+            rows: queries,
+            depth: keys,
+            columns: width,
+            a: self.slopes,
+            a_strides: (1, stride),
+            b: k,
+            b_stride: s.k,
+            c: self.dq,
+            c_stride: s.k,
+            accumulate: true,
+            band: tile.band(Band::DepthTo),
+        }
+        .run();
+    }
+}
