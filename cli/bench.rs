@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::gradcheck::check_filter;
 use crate::output::{in_pool, json, line};
+use crate::scaling::Scaling;
 use crate::table::count;
 
 /// Measure speed on this machine
@@ -17,6 +18,7 @@ use crate::table::count;
 pub enum Command {
     Ops(Ops),
     Step(Step),
+    Scaling(Scaling),
 }
 
 impl Command {
@@ -24,6 +26,7 @@ impl Command {
         match self {
             Command::Ops(args) => in_pool(|| args.run()),
             Command::Step(args) => args.run(),
+            Command::Scaling(args) => in_pool(|| args.run()),
         }
     }
 }

@@ -5,10 +5,13 @@ mod compare;
 mod eval;
 mod generate;
 mod gradcheck;
+mod inference;
+mod macs;
 mod options;
 mod output;
 mod progress;
 mod run;
+mod scaling;
 mod table;
 mod train;
 
@@ -63,6 +66,8 @@ enum Command {
     Train(train::Args),
     Eval(eval::Args),
     Generate(generate::Args),
+    Inference(inference::Args),
+    Macs(macs::Args),
     Gradcheck(gradcheck::Args),
     #[command(subcommand)]
     Bench(bench::Command),
@@ -80,6 +85,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Train(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Generate(args) => args.run(),
+        Command::Inference(args) => args.run(),
+        Command::Macs(args) => args.run(),
         Command::Gradcheck(args) => args.run(),
         Command::Bench(command) => command.run(),
     }

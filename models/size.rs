@@ -6,8 +6,8 @@ use crate::accounting::block_params;
 use crate::language_model::Architecture;
 
 /// Sets the free width (E or F) of `architecture` such that the distinct parameters outside of the token table come as
-/// close to `target` as the width's steps allow: E goes in multiples of H; that of GAU and FLASH in multiples of 64, so
-/// that it can be cut into blocks, where a finer step would not come nearer by a thousandth of the target.
+/// close to `target` as the width's steps allow: E goes in multiples of H; that of GAU and FLASH in the largest steps up to
+/// 64 that stay within a thousandth of the target, so that it can be cut into blocks.
 ///
 /// # Errors
 /// When the nearest size is not within 5 % of the target; the sentence says how many parameters it has.
@@ -16,8 +16,9 @@ pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Archite
         Architecture::Tango(c) => nearest(architecture, c.heads, target),
         Architecture::Transformer(_) => nearest(architecture, 1, target),
         Architecture::Gau(_) => {
-            let (coarse, fine) = (nearest(architecture, 64, target), nearest(architecture, 1, target));
-            if width_error(&coarse, target) < width_error(&fine, target) + 1e-3 { coarse } else { fine }
+            let near =
+                |step: &usize| Some(nearest(architecture, *step, target)).filter(|a| width_error(a, target) <= 1e-3);
+            [64, 16, 8, 4, 2].iter().find_map(near).unwrap_or_else(|| nearest(architecture, 1, target))
         }
     };
     solved.check()?;

@@ -2,14 +2,30 @@
 
 use kumiki::tensor::{memory_stats, reset_peak, threads};
 use kumiki::train::data::Data;
-use kumiki::train::settings::Settings;
+use kumiki::train::scaling;
+use kumiki::train::settings::{MODELS, Settings};
 use kumiki::train::trainer::Trainer;
 
 /// On one thread, where the peak is exact: more threads hold a few tiles more when they happen to work side by side.
 #[test]
 fn the_peak_of_a_step_does_not_grow_and_a_steady_step_asks_the_system_for_nothing() {
-    for model in ["tango", "recurrent"] {
+    for model in MODELS {
         threads::with_threads(1, || train(model));
+    }
+    threads::with_threads(1, memory_of_a_token_does_not_grow_with_the_sequence);
+}
+
+fn memory_of_a_token_does_not_grow_with_the_sequence() {
+    let models: Vec<String> = MODELS.map(str::to_owned).into();
+    let nano = Settings::preset("nano").unwrap();
+    let rows = scaling::measure(&nano, &models, &[64, 1024], 1, |_, _, _| {}).unwrap();
+    assert_eq!(rows.len(), 2 * MODELS.len());
+    for pair in rows.chunks_exact(2) {
+        let [short, long] = pair else { unreachable!() };
+        println!("{}: {:.0} and {:.0} bytes a token", short.model, short.token_bytes, long.token_bytes);
+        // A T×T array of one head and one application would add 4096 bytes.
+        assert!(long.token_bytes < short.token_bytes + 1024.0, "{short:?} {long:?}");
+        assert!(short.token_bytes > 1000.0, "{short:?}");
     }
 }
 

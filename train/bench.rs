@@ -197,7 +197,7 @@ mod tests {
     fn sizes_are_those_of_the_counterpart() {
         let params = |model: &str| accounting::block_params(&bench(model).config().unwrap().architecture);
         assert_eq!((params("tango"), params("transformer")), (4_997_384, 4_999_680));
-        assert_eq!((params("gau"), params("flash")), (4_982_272, 4_983_296));
+        assert_eq!((params("gau"), params("flash")), (4_982_784, 4_983_808));
         let few = StepBench { params: 1000, ..bench("tango") }.config().unwrap_err().to_string();
         assert!(few.contains("--params 1000 is too few"), "{few}");
         assert!(

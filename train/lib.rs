@@ -2,12 +2,15 @@
 
 pub mod batches;
 pub mod bench;
+#[cfg(feature = "plots")]
+pub mod chart;
 pub mod checkpoint;
 pub mod compare;
 pub mod corpus;
 pub mod data;
 mod error;
 mod folder;
+pub mod inference;
 pub mod log;
 pub mod math;
 mod memory;
@@ -16,6 +19,7 @@ mod mix;
 pub mod plot;
 pub mod run;
 pub mod sample;
+pub mod scaling;
 pub mod settings;
 pub mod suggest;
 pub mod tokenizer;

@@ -43,9 +43,9 @@ impl Curve {
 }
 
 const SIZE: (u32, u32) = (960, 600);
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(40, 40, 48);
-const COLOURS: [RGBColor; 7] = [
+pub(crate) const FONT: &str = "sans-serif";
+pub(crate) const INK: RGBColor = RGBColor(40, 40, 48);
+pub(crate) const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -57,11 +57,13 @@ const COLOURS: [RGBColor; 7] = [
 
 /// Writes the picture to `path`, replacing what was there. Any number of curves and points, none included.
 pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
-    let path = path.as_ref();
+    replace(path.as_ref(), &svg(title, curves)?)
+}
+
+/// Writes a picture, whole or not at all, as the results next to it.
+pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
-    let text = svg(title, curves)?;
-    // Whole or not at all, as the results next to it.
     std::fs::write(&partial, text)
         .and_then(|()| std::fs::rename(&partial, path))
         .map_err(|e| Error::io("write the picture", path, e))
@@ -76,7 +78,7 @@ pub fn svg(title: &str, curves: &[Curve]) -> Result<String> {
     Ok(out)
 }
 
-type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+pub(crate) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]) -> Drawn<()> {
@@ -174,7 +176,7 @@ fn number(y: f64) -> String {
 }
 
 /// `1500` as `1.5k`, `2000000` as `2M`.
-fn short(x: f64) -> String {
+pub(crate) fn short(x: f64) -> String {
     let (scale, unit) = match x.abs() {
         a if a >= 1e9 => (1e9, "G"),
         a if a >= 1e6 => (1e6, "M"),

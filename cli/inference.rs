@@ -1,0 +1,140 @@
+//! `kumiki inference`.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use kumiki_train::chart::{self, Line, Panel, Scale};
+use kumiki_train::inference::{Row, measure};
+use kumiki_train::run::Machine;
+use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::{Error, Result};
+use serde_json::json;
+
+use crate::output::{in_pool, json, line, remark};
+use crate::table::{count, short, table, thousands};
+
+/// Measure what decoding costs: prompt, time per token and bytes kept, against the length
+///
+/// One sequence at a time, random parameters: the times do not depend on what a model has learnt. Models with keys and
+/// values slow down and grow with every token; a window or a chunk with running sums does not.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki inference
+  kumiki inference --models tango,wango --seq 256,4096 --tokens 64 --out decoding.svg
+  kumiki inference --preset nano --json")]
+pub struct Args {
+    /// Models, separated by commas [default: all]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
+    models: Option<Vec<String>>,
+    /// Lengths of the prompt, separated by commas
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "256,1024,4096,16384")]
+    #[arg(allow_negative_numbers = true)]
+    seq: Vec<usize>,
+    /// Sizes
+    #[arg(long, default_value = "tiny", value_parser = PossibleValuesParser::new(PRESETS))]
+    preset: String,
+    /// Tokens to decode after each prompt
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
+    tokens: usize,
+    /// Where to draw the picture
+    #[arg(long, value_name = "FILE.svg", default_value = "inference.svg")]
+    out: PathBuf,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// The longest sequence: beyond it a mistake is likelier than a wish.
+const LONGEST: usize = 1 << 20;
+
+/// Lengths for a measurement: at least one, each in range, sorted, none twice.
+pub fn lengths(seq: &[usize]) -> Result<Vec<usize>> {
+    if let Some(wrong) = seq.iter().find(|n| !(1..=LONGEST).contains(*n)) {
+        return Err(Error::new(format!("--seq must be from 1 to {LONGEST}, found {wrong}")));
+    }
+    let mut seq = seq.to_vec();
+    seq.sort_unstable();
+    seq.dedup();
+    Ok(seq)
+}
+
+/// The rows of one model after the other, as lines.
+pub fn lines<'a, R: 'a>(
+    names: &[String],
+    rows: &'a [R],
+    name: impl Fn(&R) -> &str,
+    point: impl Fn(&R) -> (f64, f64),
+) -> Vec<Line> {
+    let line = |wanted: &String| Line {
+        name: wanted.clone(),
+        points: rows.iter().filter(|row| name(row) == wanted).map(&point).collect(),
+    };
+    names.iter().map(line).collect()
+}
+
+impl Args {
+    pub fn run(self) -> Result<()> {
+        let seq = lengths(&self.seq)?;
+        if !(1..=LONGEST).contains(&self.tokens) {
+            return Err(Error::new(format!("--tokens must be from 1 to {LONGEST}, found {}", self.tokens)));
+        }
+        let names = self.models.clone().unwrap_or_else(|| MODELS.map(str::to_owned).into());
+        let settings = Settings::preset(&self.preset)?;
+        in_pool(|| {
+            let machine = Machine::here();
+            let rows = measure(&settings, &names, &seq, self.tokens, |row| {
+                remark(&format!(
+                    "{} after {}: {:.3} ms a token",
+                    row.model,
+                    count(row.seq as u64, "token"),
+                    1e3 * row.token_s
+                ));
+                Ok(())
+            })?;
+            match self.json {
+                true => json(&json!({"preset": self.preset, "machine": machine, "rows": rows}))?,
+                false => {
+                    line(&report(&rows))?;
+                    line(&format!(
+                        "{}, {}, preset {}",
+                        machine.simd,
+                        count(machine.threads as u64, "thread"),
+                        self.preset
+                    ))?;
+                }
+            }
+            let of = |title: &str, scale, y: &dyn Fn(&Row) -> f64| Panel {
+                title: title.into(),
+                x: "tokens before".into(),
+                scale,
+                lines: lines(&names, &rows, |row| &row.model, |row| (row.seq as f64, y(row))),
+            };
+            let panels = [
+                of("time of a token (ms)", Scale::Log, &|row| 1e3 * row.token_s),
+                of("time of the prompt per token (ms)", Scale::Log, &|row| 1e3 * row.prefill_s / row.seq as f64),
+                of("bytes kept", Scale::Log, &|row| row.state_bytes as f64),
+            ];
+            chart::write(&self.out, &format!("Decoding, preset {}", self.preset), &panels)?;
+            remark(&format!("picture in `{}`", self.out.display()));
+            Ok(())
+        })
+    }
+}
+
+fn report(rows: &[Row]) -> String {
+    let header = ["model", "T", "parameters", "prompt ms", "prompt tok/s", "token ms", "tok/s", "bytes kept"];
+    let cells = |row: &Row| {
+        vec![
+            row.model.clone(),
+            thousands(row.seq as u64),
+            thousands(row.params as u64),
+            format!("{:.1}", 1e3 * row.prefill_s),
+            short(row.seq as f64 / row.prefill_s),
+            format!("{:.3}", 1e3 * row.token_s),
+            short(1.0 / row.token_s),
+            short(row.state_bytes as f64),
+        ]
+    };
+    table(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+}

@@ -1,0 +1,184 @@
+//! `kumiki macs`.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use kumiki::models::accounting::{self, Pairs};
+use kumiki::models::{Architecture, LanguageModelConfig};
+use kumiki_train::Result;
+use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use serde::Serialize;
+
+use crate::output::{json, line};
+use crate::table::{short, table, thousands};
+
+/// Count what models cost: parameters, multiply-accumulates, bytes that decoding keeps
+///
+/// By formula, for models of equal size; the formulas are tested against models that run. Nothing is trained.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki macs                                       the paper's table, T = 8192
+  kumiki macs --preset tiny --pairs causal
+  kumiki macs --seq 2048 --blocks 8 --models tango,wango --json")]
+pub struct Args {
+    /// Which paper's models
+    #[arg(long, value_name = "NAME", default_value = "tango", value_parser = PossibleValuesParser::new(["tango"]))]
+    suite: String,
+    /// Sizes
+    #[arg(long, default_value = "paper", value_parser = PossibleValuesParser::new(PRESETS))]
+    preset: String,
+    /// Models, separated by commas [default: all of the suite]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
+    models: Option<Vec<String>>,
+    /// Numbers of block applications, separated by commas
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "4,8", allow_negative_numbers = true)]
+    blocks: Vec<usize>,
+    /// Sequence length T [default: the preset's]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seq: Option<usize>,
+    /// Parameters of each model outside of the token table [default: the preset's]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    params: Option<usize>,
+    /// Token ids [default: 50257 for the preset paper (GPT-2's), else 256 (bytes)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    vocab: Option<usize>,
+    /// How token pairs are counted
+    #[arg(long, value_enum, default_value_t = Counting::Full)]
+    pairs: Counting,
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Counting {
+    /// All T·T, as papers do
+    Full,
+    /// Those that are not masked
+    Causal,
+}
+
+#[derive(Serialize)]
+struct Row {
+    model: String,
+    blocks: usize,
+    tied: bool,
+    /// The width that was solved for: E, or F of a Transformer++.
+    width: usize,
+    params: usize,
+    params_total: usize,
+    /// Parameters with every application counted, whether it has its own or not; token table included.
+    params_applied: usize,
+    seq: usize,
+    pairs: Counting,
+    n_vocab: usize,
+    macs: u64,
+    macs_projection: u64,
+    macs_pair: u64,
+    macs_prefix: u64,
+    macs_head: u64,
+    /// Of one sequence after T tokens, in f32.
+    state_bytes: u64,
+}
+
+/// Room for the largest counts: all factors of a product are bounded.
+const LARGEST: usize = 1 << 24;
+
+impl Args {
+    fn rows(&self) -> Result<Vec<Row>> {
+        let preset = Settings::preset(&self.preset)?;
+        let n_vocab = self.vocab.unwrap_or(if self.preset == "paper" { 50_257 } else { 256 });
+        for (name, size) in [("vocab", n_vocab), ("seq", self.seq.unwrap_or(1))] {
+            if !(1..=LARGEST).contains(&size) {
+                return Err(kumiki_train::Error::new(format!("--{name} must be from 1 to {LARGEST}, found {size}")));
+            }
+        }
+        let seq = self.seq.unwrap_or(preset.seq);
+        let names = self.models.clone().unwrap_or_else(|| MODELS.map(str::to_owned).into());
+        let mut rows = Vec::new();
+        for &blocks in &self.blocks {
+            let params = self.params.unwrap_or(preset.params);
+            let settings = Settings { blocks, params, ..preset.clone() };
+            for name in &names {
+                rows.push(self.row(name, &settings.model(name, n_vocab)?, seq));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn row(&self, name: &str, config: &LanguageModelConfig, seq: usize) -> Row {
+        let architecture = &config.architecture;
+        let pairs = if self.pairs == Counting::Full { Pairs::Full } else { Pairs::Causal };
+        let macs = accounting::macs(config, seq, pairs);
+        let (params, params_total) = (accounting::block_params(architecture), accounting::total_params(config));
+        let (blocks, tied) = (architecture.applications(), architecture.tied());
+        let width = match architecture {
+            Architecture::Tango(c) => c.gate_width,
+            Architecture::Transformer(c) => c.d_ff,
+            Architecture::Gau(c) => c.gate_width,
+        };
+        Row {
+            model: name.to_owned(),
+            blocks,
+            tied,
+            width,
+            params,
+            params_total,
+            params_applied: params_total + if tied { (blocks - 1) * params } else { 0 },
+            seq,
+            pairs: self.pairs,
+            n_vocab: config.n_vocab,
+            macs: accounting::total(&macs),
+            macs_projection: macs.projection,
+            macs_pair: macs.pair,
+            macs_prefix: macs.prefix,
+            macs_head: macs.head,
+            state_bytes: accounting::state_bytes(config, seq, 4),
+        }
+    }
+
+    pub fn run(self) -> Result<()> {
+        let rows = self.rows()?;
+        if self.json {
+            return json(&rows);
+        }
+        let header = [
+            "model",
+            "blocks",
+            "width",
+            "parameters",
+            "with table",
+            "MACs",
+            "projection",
+            "pair",
+            "prefix",
+            "head",
+            "state bytes",
+        ];
+        let macs = |n: u64| if n == 0 { "–".to_owned() } else { short(n as f64) };
+        let cells = |row: &Row| {
+            vec![
+                row.model.clone(),
+                row.blocks.to_string(),
+                row.width.to_string(),
+                thousands(row.params as u64),
+                thousands(row.params_total as u64),
+                macs(row.macs),
+                macs(row.macs_projection),
+                macs(row.macs_pair),
+                macs(row.macs_prefix),
+                macs(row.macs_head),
+                short(row.state_bytes as f64),
+            ]
+        };
+        line(&table(&header, &rows.iter().map(cells).collect::<Vec<_>>()))?;
+        let (seq, n_vocab) = rows.first().map_or((0, 0), |row| (row.seq, row.n_vocab));
+        let counted = if self.pairs == Counting::Full { "all T·T pairs" } else { "pairs that are not masked" };
+        line(&format!(
+            "one sequence of {} tokens forward, {} token ids, {counted}; state: what decoding keeps of it, in f32",
+            thousands(seq as u64),
+            thousands(n_vocab as u64)
+        ))
+    }
+}

@@ -1,0 +1,105 @@
+//! `kumiki bench scaling`.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use kumiki_train::Result;
+use kumiki_train::chart::{self, Panel, Scale};
+use kumiki_train::run::Machine;
+use kumiki_train::scaling::{Row, measure};
+use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use serde_json::json;
+
+use crate::inference::{lengths, lines};
+use crate::output::{json, line, remark};
+use crate::table::{count, table, thousands};
+
+/// Time training steps against the sequence length: time and memory per token
+///
+/// Every length has as many tokens in a step as the longest one, so that only the length differs. Steps of all models
+/// and lengths take turns; medians are shown.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki bench scaling
+  kumiki bench scaling --models wango,flash --seq 1024,65536 --steps 5 --out scaling.svg")]
+pub struct Scaling {
+    /// Models, separated by commas
+    #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "tango,wango")]
+    #[arg(value_parser = PossibleValuesParser::new(MODELS))]
+    models: Vec<String>,
+    /// Sequence lengths, separated by commas
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1024,2048,4096,8192,16384")]
+    #[arg(allow_negative_numbers = true)]
+    seq: Vec<usize>,
+    /// Sizes
+    #[arg(long, default_value = "tiny", value_parser = PossibleValuesParser::new(PRESETS))]
+    preset: String,
+    /// Recompute blocks in the backward pass
+    #[arg(long)]
+    checkpoint_activations: bool,
+    /// Steps to time, after one that warms up
+    #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true)]
+    steps: usize,
+    /// Where to draw the picture
+    #[arg(long, value_name = "FILE.svg", default_value = "scaling.svg")]
+    out: PathBuf,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Scaling {
+    pub fn run(self) -> Result<()> {
+        let seq = lengths(&self.seq)?;
+        let settings =
+            Settings { checkpoint_activations: self.checkpoint_activations, ..Settings::preset(&self.preset)? };
+        let machine = Machine::here();
+        let rows = measure(&settings, &self.models, &seq, self.steps, |name, seq, seconds| {
+            remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
+        })?;
+        match self.json {
+            true => json(&json!({"preset": self.preset, "machine": machine, "rows": rows}))?,
+            false => {
+                line(&report(&rows))?;
+                line(&format!(
+                    "{}, {}, preset {}",
+                    machine.simd,
+                    count(machine.threads as u64, "thread"),
+                    self.preset
+                ))?;
+            }
+        }
+        let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
+            title: title.into(),
+            x: "sequence length T".into(),
+            scale: Scale::Log,
+            lines: lines(&self.models, &rows, |row| &row.model, |row| (row.seq as f64, y(row))),
+        };
+        let panels = [
+            of("training time per token (ms)", &|row| 1e3 * row.token_s),
+            of("peak memory per token (bytes)", &|row| row.token_bytes),
+        ];
+        chart::write(&self.out, &format!("Training steps, preset {}", self.preset), &panels)?;
+        remark(&format!("picture in `{}`", self.out.display()));
+        Ok(())
+    }
+}
+
+/// Each length beside the model's shortest one.
+fn report(rows: &[Row]) -> String {
+    let header = ["model", "T", "rows", "ms per token", "to shortest", "bytes per token", "to shortest"];
+    let cells = |row: &Row| {
+        let first = rows.iter().find(|first| first.model == row.model).unwrap_or(row);
+        vec![
+            row.model.clone(),
+            thousands(row.seq as u64),
+            row.batch.to_string(),
+            format!("{:.3}", 1e3 * row.token_s),
+            format!("{:.2}×", row.token_s / first.token_s),
+            thousands(row.token_bytes.round() as u64),
+            format!("{:.2}×", row.token_bytes / first.token_bytes),
+        ]
+    };
+    table(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+}

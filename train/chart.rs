@@ -1,0 +1,235 @@
+//! Measurements against a size: one picture of several panels side by side, with the same lines in the same colours.
+//!
+//! x is logarithmic and has its ticks at the points. y is linear, or logarithmic with ticks at 1, 2 and 5 times powers
+//! of ten; a logarithmic coordinate is drawn as its logarithm.
+
+use std::ops::Range;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+use crate::plot::{COLOURS, Drawn, FONT, INK, replace, short};
+use crate::{Error, Result};
+
+/// One line, named in the legend.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    /// Its name.
+    pub name: String,
+    /// Points, x ascending and above 0. Those of which y is not finite, or not above 0 on a logarithmic axis, are left out.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// How y is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// From 0 on.
+    FromZero,
+    /// From a little below the lowest point on.
+    Linear,
+    /// By its logarithm.
+    Log,
+}
+
+/// One panel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Panel {
+    /// What y is, with its unit.
+    pub title: String,
+    /// What x is, with its unit.
+    pub x: String,
+    /// The axis of y.
+    pub scale: Scale,
+    /// Its lines.
+    pub lines: Vec<Line>,
+}
+
+const PANEL: (u32, u32) = (520, 460);
+const HEAD: u32 = 44;
+
+/// Writes the picture to `path`, replacing what was there, whole or not at all.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()> {
+    replace(path.as_ref(), &svg(title, panels)?)
+}
+
+/// The picture as the text of an SVG file.
+///
+/// # Errors
+/// When it cannot be drawn.
+pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
+    let mut out = String::new();
+    let size = (PANEL.0 * panels.len().max(1) as u32, PANEL.1 + HEAD);
+    let root = SVGBackend::with_string(&mut out, size).into_drawing_area();
+    draw(&root, title, panels).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
+    drop(root);
+    Ok(out)
+}
+
+fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, panels: &[Panel]) -> Drawn<()> {
+    root.fill(&WHITE)?;
+    let below = root.titled(title, (FONT, 22).into_font().color(&INK))?;
+    for (area, panel) in below.split_evenly((1, panels.len().max(1))).iter().zip(panels) {
+        draw_panel(area, panel)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn<()> {
+    let lines: Vec<Vec<(f64, f64)>> = panel.lines.iter().map(|line| placed(line, panel.scale)).collect();
+    let (x_range, mut x_ticks) = {
+        let mut xs: Vec<f64> = lines.iter().flatten().map(|p| p.0).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+        let (first, last) = (xs.first().copied().unwrap_or(0.0), xs.last().copied().unwrap_or(1.0));
+        let room = 0.05 * (last - first).max(0.2);
+        ((first - room, last + room), xs)
+    };
+    // Labels need room.
+    let least = 0.08 * (x_range.1 - x_range.0);
+    let mut before = f64::NEG_INFINITY;
+    x_ticks.retain(|&x| {
+        let keep = x - before >= least;
+        before = if keep { x } else { before };
+        keep
+    });
+    let (y_range, y_ticks) = y_axis(lines.iter().flatten().map(|p| p.1), panel.scale);
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, (FONT, 17).into_font().color(&INK))
+        .margin(12)
+        .x_label_area_size(46)
+        .y_label_area_size(60)
+        .build_cartesian_2d(Axis::new(x_range, x_ticks), Axis::new(y_range, y_ticks))?;
+    let value = |y: f64| if panel.scale == Scale::Log { 10f64.powf(y) } else { y };
+    chart
+        .configure_mesh()
+        .bold_line_style(RGBColor(222, 222, 228))
+        .light_line_style(TRANSPARENT)
+        .axis_style(INK)
+        .x_desc(panel.x.as_str())
+        .axis_desc_style((FONT, 15).into_font().color(&INK))
+        .label_style((FONT, 13).into_font().color(&INK))
+        .x_label_formatter(&|x| size(10f64.powf(*x)))
+        .y_label_formatter(&|y| short(value(*y)))
+        .draw()?;
+    for (n, (line, points)) in panel.lines.iter().zip(&lines).enumerate() {
+        let colour = COLOURS[n % COLOURS.len()];
+        let stroke = colour.stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points.clone(), stroke))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 22, y)], stroke));
+        chart.draw_series(points.iter().map(|&p| Circle::new(p, 4, colour.filled())))?;
+    }
+    if !panel.lines.is_empty() {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .margin(8)
+            .legend_area_size(28)
+            .background_style(WHITE.mix(0.85))
+            .border_style(RGBColor(200, 200, 208))
+            .label_font((FONT, 13).into_font().color(&INK))
+            .draw()?;
+    }
+    Ok(())
+}
+
+/// A size as people write it: `16384`.
+fn size(x: f64) -> String {
+    if x >= 1.0 && x < 1e6 { format!("{x:.0}") } else { short(x) }
+}
+
+/// A linear axis with ticks of our choice.
+struct Axis {
+    line: RangedCoordf64,
+    ticks: Vec<f64>,
+}
+
+impl Axis {
+    fn new((from, to): (f64, f64), ticks: Vec<f64>) -> Axis {
+        Axis { line: (from..to).into(), ticks }
+    }
+}
+
+impl Ranged for Axis {
+    type ValueType = f64;
+    type FormatOption = DefaultFormatting;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.line.map(value, limit)
+    }
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+    fn range(&self) -> Range<f64> {
+        self.line.range()
+    }
+}
+
+/// The points of a line that can be drawn, as drawing coordinates.
+fn placed(line: &Line, scale: Scale) -> Vec<(f64, f64)> {
+    let log = scale == Scale::Log;
+    let fits = |p: &&(f64, f64)| p.0 > 0.0 && p.1.is_finite() && (!log || p.1 > 0.0);
+    line.points.iter().filter(fits).map(|&(x, y)| (x.log10(), if log { y.log10() } else { y })).collect()
+}
+
+/// Range and ticks.
+fn y_axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>) {
+    let (low, high) = ys.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
+    if low > high {
+        return ((0.0, 1.0), vec![]);
+    }
+    if scale == Scale::Log {
+        let range = (low - 0.15, high + 0.15);
+        let ticks = (range.0.floor() as i32..=range.1.ceil() as i32)
+            .flat_map(|e| [1f64, 2.0, 5.0].map(|m| f64::from(e) + m.log10()))
+            .filter(|y| (range.0..=range.1).contains(y))
+            .collect();
+        return (range, ticks);
+    }
+    let room = 0.08 * (high - low).max(0.01 * high.abs()).max(f64::MIN_POSITIVE);
+    // The legend is above.
+    let range = (if scale == Scale::FromZero { 0f64.min(low) } else { low - room }, high + 2.0 * room);
+    let rough = (range.1 - range.0) / 6.0;
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough).unwrap_or(power);
+    let ticks = (0..20).map(|i| ((range.0 / step).ceil() + f64::from(i)) * step).take_while(|&y| y <= range.1);
+    (range, ticks.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn panel(scale: Scale, points: &[(f64, f64)]) -> Panel {
+        let line = |name: &str| Line { name: name.into(), points: points.to_vec() };
+        Panel { title: "ms".into(), x: "T".into(), scale, lines: vec![line("a & b"), line("c")] }
+    }
+
+    #[test]
+    fn odd_points_are_pictures_too() {
+        let odd = [(1.0, f64::NAN), (2.0, 0.0), (4.0, -1.0), (8.0, f64::INFINITY), (-1.0, 2.0)];
+        for scale in [Scale::FromZero, Scale::Linear, Scale::Log] {
+            for points in [&odd[..], &[], &[(256.0, 3.0)], &[(256.0, 1e-3), (16_384.0, 2e4)]] {
+                let text = svg("A < title", &[panel(scale, points), panel(Scale::Linear, points)]).unwrap();
+                assert!(text.contains("A &lt; title") && text.contains("a &amp; b"), "{text}");
+                assert!(!text.contains("NaN") && !text.contains("inf"), "{scale:?} {points:?}");
+            }
+        }
+        assert!(svg("none", &[]).unwrap().starts_with("<svg"));
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(y_axis([0.0, 10.0].into_iter(), Scale::FromZero).1, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        let ticks = y_axis([0.0, 2.0].into_iter(), Scale::Log).1;
+        assert!((ticks[0], ticks[1]) == (0.0, 2f64.log10()) && ticks.len() == 7, "{ticks:?}");
+    }
+}

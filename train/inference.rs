@@ -1,0 +1,117 @@
+//! What decoding costs at a length: time to take the prompt, time per token after it, bytes kept. Parameters are random;
+//! nothing of this depends on their values.
+
+use std::time::Instant;
+
+use kumiki_models::LanguageModel;
+use kumiki_models::accounting::{block_params, state_bytes};
+use kumiki_tensor::{DType, Rng};
+use serde::Serialize;
+
+use crate::settings::Settings;
+use crate::tokenizer::ByteTokenizer;
+use crate::{Error, Result};
+
+/// One model after one length.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Name of the model.
+    pub model: String,
+    /// Tokens of the prompt, T.
+    pub seq: usize,
+    /// Distinct parameters outside of the token table.
+    pub params: usize,
+    /// Seconds to take the prompt, at once.
+    pub prefill_s: f64,
+    /// Median seconds of a token that follows.
+    pub token_s: f64,
+    /// Bytes that are kept after the prompt.
+    pub state_bytes: u64,
+}
+
+/// Measures every model at every length, one sequence at a time; lengths in the outer loop, so that what the machine does
+/// meanwhile hits all models alike. `tokens` are decoded after each prompt; `done` hears of every row.
+///
+/// # Errors
+/// When there is no such model, sizes do not fit, there is nothing to measure, or a cache does not hold what the
+/// accounting says.
+pub fn measure(
+    settings: &Settings,
+    models: &[String],
+    lengths: &[usize],
+    tokens: usize,
+    mut done: impl FnMut(&Row) -> Result<()>,
+) -> Result<Vec<Row>> {
+    if models.is_empty() || lengths.is_empty() || tokens == 0 || lengths.contains(&0) {
+        return Err(Error::new("nothing to measure: models, lengths and tokens must be at least 1"));
+    }
+    let dtype = settings.dtype()?;
+    let model = |name: &String| -> Result<LanguageModel> {
+        let config = settings.model(name, ByteTokenizer::VOCAB)?;
+        LanguageModel::new(&config, settings.seed, dtype).map_err(|e| Error::new(format!("model `{name}`: {e}")))
+    };
+    let built = models.iter().map(model).collect::<Result<Vec<_>>>()?;
+    // The first run of all finds cold caches and buffers.
+    built.iter().try_for_each(|model| after(model, lengths[0].min(64), 2).map(drop))?;
+    let mut rows = Vec::new();
+    for &seq in lengths {
+        for (name, model) in models.iter().zip(&built) {
+            let (prefill_s, token_s, bytes) = after(model, seq, tokens)?;
+            let expected = state_bytes(&model.config, seq, dtype.size());
+            if bytes != expected {
+                return Err(Error::new(format!(
+                    "model `{name}` keeps {bytes} bytes after {seq} tokens; its accounting says {expected}"
+                )));
+            }
+            let params = block_params(&model.config.architecture);
+            rows.push(Row { model: name.clone(), seq, params, prefill_s, token_s, state_bytes: bytes });
+            done(rows.last().expect("just added"))?;
+        }
+    }
+    Ok(rows)
+}
+
+/// Seconds of the prompt (the shortest of several when it is short), median seconds of a token, bytes after the prompt.
+fn after(model: &LanguageModel, seq: usize, tokens: usize) -> Result<(f64, f64, u64)> {
+    let ids = Rng::new(1).ids(DType::I64, &[1, seq + tokens], ByteTokenizer::VOCAB as u64);
+    let prompt = ids.narrow(1, 0, seq);
+    let (mut prefill, mut spent, mut runs) = (f64::INFINITY, 0.0, 0);
+    let mut cache = model.new_cache();
+    while runs == 0 || (spent < 0.5 && runs < 9) {
+        cache = model.new_cache();
+        let started = Instant::now();
+        model.next_logits(&prompt, &mut cache);
+        let seconds = started.elapsed().as_secs_f64();
+        (prefill, spent, runs) = (prefill.min(seconds), spent + seconds, runs + 1);
+    }
+    let bytes = cache.byte_len() as u64;
+    let mut times = Vec::with_capacity(tokens);
+    for t in seq..seq + tokens {
+        let started = Instant::now();
+        model.next_logits(&ids.narrow(1, t, 1), &mut cache);
+        times.push(started.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok((prefill, times[times.len() / 2], bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::MODELS;
+
+    #[test]
+    fn every_model_is_measured_and_keeps_what_it_should() {
+        let models: Vec<String> = MODELS.map(str::to_owned).into();
+        let nano = Settings::preset("nano").unwrap();
+        let mut seen = 0;
+        let rows = measure(&nano, &models, &[5, 40], 3, |_| {
+            seen += 1;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((rows.len(), seen), (12, 12));
+        assert!(rows.iter().all(|row| row.prefill_s > 0.0 && row.token_s > 0.0 && row.state_bytes > 0));
+        assert!(measure(&nano, &models, &[0], 3, |_| Ok(())).unwrap_err().to_string().contains("nothing to measure"));
+    }
+}

@@ -1,0 +1,135 @@
+//! How training costs grow with the sequence: time and memory per token of a step, at an equal number of tokens.
+
+use std::time::Instant;
+
+use kumiki_autograd::Tape;
+use kumiki_models::LanguageModel;
+use kumiki_nn::{AdamW, Module, clip_global_norm};
+use kumiki_tensor::{DType, Rng, memory_stats, release_cached_memory, reset_peak};
+use serde::Serialize;
+
+use crate::memory;
+use crate::settings::Settings;
+use crate::tokenizer::ByteTokenizer;
+use crate::{Error, Result};
+
+/// One model at one length.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Name of the model.
+    pub model: String,
+    /// Sequence length T.
+    pub seq: usize,
+    /// Rows of a batch, such that every length has as many tokens.
+    pub batch: usize,
+    /// Median seconds of a step over its tokens.
+    pub token_s: f64,
+    /// The most bytes of tensors that a step needs beside parameters and the optimiser's state, over its tokens.
+    pub token_bytes: f64,
+}
+
+struct Case {
+    model: LanguageModel,
+    optimizer: AdamW,
+    name: String,
+    seq: usize,
+    times: Vec<f64>,
+    bytes: usize,
+}
+
+/// Measures `steps` steps of every model at every length after one that warms up, in turns: what the machine does
+/// meanwhile hits all alike. The tokens of a step are those of the longest sequence. `said` hears of every step.
+///
+/// # Errors
+/// When there is no such model, sizes do not fit, the memory cannot do, or there is nothing to measure.
+pub fn measure(
+    settings: &Settings,
+    models: &[String],
+    lengths: &[usize],
+    steps: usize,
+    mut said: impl FnMut(&str, usize, f64),
+) -> Result<Vec<Row>> {
+    let tokens = lengths.iter().copied().max().unwrap_or(0);
+    if models.is_empty() || tokens == 0 || steps == 0 || lengths.contains(&0) {
+        return Err(Error::new("nothing to measure: models, lengths and steps must be at least 1"));
+    }
+    let dtype = settings.dtype()?;
+    let mut cases = Vec::new();
+    for name in models {
+        let config = settings.model(name, ByteTokenizer::VOCAB)?;
+        let step =
+            memory::Step { dtype, rows: 1, seq: tokens, accumulate: 1, recompute: settings.checkpoint_activations };
+        step.check(name, &config, "--seq or --params")?;
+        for &seq in lengths {
+            let mut model = LanguageModel::new(&config, settings.seed, dtype).map_err(|e| Error::new(e.to_string()))?;
+            model.checkpoint_activations = settings.checkpoint_activations;
+            cases.push(Case { model, optimizer: AdamW::default(), name: name.clone(), seq, times: vec![], bytes: 0 });
+        }
+    }
+    for step in 0..=steps {
+        for case in &mut cases {
+            let seconds = case.step(tokens, step)?;
+            said(&case.name, case.seq, seconds);
+        }
+    }
+    let row = |mut case: Case| {
+        case.times.sort_by(f64::total_cmp);
+        let batch = (tokens / case.seq).max(1);
+        let count = (batch * case.seq) as f64;
+        let (token_s, token_bytes) = (case.times[case.times.len() / 2] / count, case.bytes as f64 / count);
+        Row { model: case.name, seq: case.seq, batch, token_s, token_bytes }
+    };
+    Ok(cases.into_iter().map(row).collect())
+}
+
+impl Case {
+    /// One step from empty buffers; number 0 is not counted.
+    fn step(&mut self, tokens: usize, number: usize) -> Result<f64> {
+        let shape = [(tokens / self.seq).max(1), self.seq];
+        let mut rng = Rng::new(number as u64);
+        let mut ids = || rng.ids(DType::I64, &shape, ByteTokenizer::VOCAB as u64);
+        let (inputs, targets) = (ids(), ids());
+        // Buffers of another length would be kept for nothing; new ones are got in the part that warms up.
+        if number == 0 {
+            release_cached_memory();
+        }
+        reset_peak();
+        let before = memory_stats().live;
+        let started = Instant::now();
+        let tape = Tape::training(Rng::new(number as u64));
+        let loss = self.model.loss(&tape, &inputs, &targets);
+        let mut grads = tape.backward(&loss);
+        drop((loss, tape));
+        let bytes = memory_stats().peak - before;
+        let mut params = self.model.params_mut();
+        let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{}`: {e}", self.name));
+        clip_global_norm(&params, &mut grads, 1.0).map_err(failed)?;
+        self.optimizer.step(&mut params, &grads, 1e-3).map_err(failed)?;
+        let seconds = started.elapsed().as_secs_f64();
+        if number > 0 {
+            self.times.push(seconds);
+            self.bytes = self.bytes.max(bytes);
+        }
+        Ok(seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What is measured is checked in tests/memory.rs: buffers are counted for the whole process.
+    #[test]
+    fn every_length_has_as_many_tokens() {
+        let nano = Settings::preset("nano").unwrap();
+        let mut said = 0;
+        let rows = measure(&nano, &["wango".into(), "gau".into()], &[16, 64], 1, |_, _, _| said += 1).unwrap();
+        let sizes: Vec<_> = rows.iter().map(|row| (row.model.as_str(), row.seq, row.batch)).collect();
+        assert_eq!(sizes, [("wango", 16, 4), ("wango", 64, 1), ("gau", 16, 4), ("gau", 64, 1)]);
+        assert_eq!(said, 8);
+        for (models, lengths, steps) in [(0, &[8][..], 1), (1, &[], 1), (1, &[0], 1), (1, &[8], 0)] {
+            let models = vec!["tango".to_owned(); models];
+            assert!(measure(&nano, &models, lengths, steps, |_, _, _| {}).is_err());
+        }
+    }
+}
