@@ -8,6 +8,7 @@ mod gradcheck;
 mod options;
 mod output;
 mod progress;
+mod report;
 mod run;
 mod table;
 mod train;
@@ -38,8 +39,9 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  kumiki compare tango                     two architectures on generated mathematics, minutes
-  kumiki compare tango --preset nano       the same in seconds
+  kumiki compare tango --models tango,recurrent
+                                           two architectures on generated mathematics, minutes
+  kumiki compare tango --preset nano       all architectures, small, in seconds
   kumiki compare tango --data book.txt     on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki gradcheck                         is every gradient right?
