@@ -21,7 +21,7 @@ use crate::options::{Resolved, RunOptions, Several, preset_table};
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
 pub struct Args {
-    /// The experiment: `tango` compares TANGO and WANGO with the Recurrent and the untied Transformer++
+    /// The experiment: `tango` compares TANGO and WANGO with other architectures
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(["tango"]))]
     experiment: String,
     /// Models to train, in this order, separated by commas [default: all]

@@ -22,6 +22,9 @@ pub struct RunOptions {
     #[arg(long, value_parser = PossibleValuesParser::new(PRESETS), hide_possible_values = false)]
     pub preset: Option<String>,
     /// A text file, a folder of texts (.txt .md .lean), or `math`, which is generated [default: math]
+    ///
+    /// A folder with subfolders train* and interpolate whose files are all named AREA__MODULE.txt is DeepMind Mathematics:
+    /// trained on the former, validated on the latter.
     #[arg(long, value_name = "PATH|math")]
     pub data: Option<String>,
     /// Folder for the results, made if need be [default: in runs/, named after the run]

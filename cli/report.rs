@@ -1,6 +1,7 @@
 //! What a run prints at its end: a table for every corpus, and the order of the models beside the paper's.
 
 use kumiki_train::compare::ModelResult;
+use kumiki_train::kinds::Kind;
 use kumiki_train::marks::Class;
 use kumiki_train::run::{DataFacts, Results};
 use kumiki_train::summary::{Stat, Summary, paper, ranking};
@@ -32,8 +33,10 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     if summaries.is_empty() {
         return None;
     }
-    let classes: Vec<Class> =
-        Class::ALL.into_iter().filter(|class| summaries.iter().any(|s| s.of(*class).is_some())).collect();
+    let found = |class: &Class| summaries.iter().any(|s| s.of(*class).is_some());
+    // Lean that was held out without a proof in it shows a dash.
+    let expected = |class: &Class| data.kind == Kind::Lean && *class != Class::Answer;
+    let classes: Vec<Class> = Class::ALL.into_iter().filter(|class| found(class) || expected(class)).collect();
     let names: Vec<String> = classes.iter().map(|class| format!("{} NLL", class.name())).collect();
     let mut header = vec!["model", "parameters", "MACs", "val NLL", "bits/byte"];
     header.extend(names.iter().map(String::as_str));

@@ -14,70 +14,24 @@ use std::ops::Range;
 
 use crate::marks::Class;
 
-const THEOREMS: [&[u8]; 3] = [b"theorem", b"lemma", b"example"];
+const THEOREMS: &str = "theorem lemma example";
 
 /// Reserved words: at the start of a line they always begin a declaration.
-const DECLARATIONS: [&[u8]; 17] = [
-    b"def",
-    b"abbrev",
-    b"instance",
-    b"structure",
-    b"class",
-    b"inductive",
-    b"coinductive",
-    b"axiom",
-    b"opaque",
-    b"mutual",
-    b"namespace",
-    b"section",
-    b"private",
-    b"protected",
-    b"noncomputable",
-    b"partial",
-    b"unsafe",
-];
+const DECLARATIONS: &str = "\
+    def abbrev instance structure class inductive coinductive axiom opaque mutual namespace section private \
+    protected noncomputable partial unsafe";
 
-/// Words that begin a command in the first column and may be something else further right.
-const COMMANDS: [&[u8]; 36] = [
-    b"add_decl_doc",
-    b"alias",
-    b"assert_not_exists",
-    b"attribute",
-    b"constant",
-    b"declare_syntax_cat",
-    b"deriving",
-    b"elab",
-    b"elab_rules",
-    b"end",
-    b"export",
-    b"import",
-    b"include",
-    b"infix",
-    b"infixl",
-    b"infixr",
-    b"initialize",
-    b"local",
-    b"macro",
-    b"macro_rules",
-    b"meta",
-    b"nonrec",
-    b"notation",
-    b"omit",
-    b"open",
-    b"postfix",
-    b"prefix",
-    b"public",
-    b"run_cmd",
-    b"scoped",
-    b"set_option",
-    b"simproc",
-    b"syntax",
-    b"universe",
-    b"variable",
-    b"variables",
-];
+/// Words that begin a command in the first column and may be something else further right. A command that is missing here
+/// goes with the proof before it; if any word ended a proof, tactics in the first column would.
+const COMMANDS: &str = "\
+    add_decl_doc alias assert_not_exists assert_not_imported attribute builtin_initialize compile_inductive \
+    constant declare_syntax_cat deriving dsimproc elab elab_rules end export grind_pattern import include infix \
+    infixl infixr initialize initialize_simps_projections irreducible_def library_note local macro macro_rules \
+    meta mk_iff_of_inductive_prop nonrec notation notation3 omit open postfix prefix proof_wanted public \
+    register_option register_simp_attr run_cmd run_elab run_meta scoped seal set_option simproc \
+    suppress_compilation syntax unif_hint universe unseal variable variables";
 
-const LETS: [&[u8]; 4] = [b"let", b"have", b"letI", b"haveI"];
+const LETS: &str = "let have letI haveI";
 
 const OPENING: [char; 6] = ['(', '[', '{', '⟨', '⦃', '⟦'];
 const CLOSING: [char; 6] = [')', ']', '}', '⟩', '⦄', '⟧'];
@@ -157,12 +111,12 @@ impl Lexer {
         }
         match token {
             Token::Herald if first_column => self.begin(State::Source),
-            Token::Word(word) if THEOREMS.contains(word) && (outside || fresh) => self.begin(State::Statement),
-            Token::Word(word) if fresh && DECLARATIONS.contains(word) => self.begin(State::Source),
-            Token::Word(word) if first_column && COMMANDS.contains(word) => self.begin(State::Source),
+            Token::Word(word) if is_among(word, THEOREMS) && (outside || fresh) => self.begin(State::Statement),
+            Token::Word(word) if fresh && is_among(word, DECLARATIONS) => self.begin(State::Source),
+            Token::Word(word) if first_column && is_among(word, COMMANDS) => self.begin(State::Source),
             Token::Word(b"where") if in_statement => self.state = State::Source,
             Token::Word(b"match") if in_statement => self.matching = true,
-            Token::Word(word) if in_statement && LETS.contains(word) => self.lets += 1,
+            Token::Word(word) if in_statement && is_among(word, LETS) => self.lets += 1,
             Token::Bar if in_statement && fresh && !self.matching => self.state = State::Source,
             Token::Mark if in_statement && self.lets > 0 => self.lets -= 1,
             Token::Mark if in_statement => self.state = State::Proof,
@@ -176,6 +130,10 @@ impl Lexer {
     fn begin(&mut self, state: State) {
         *self = Lexer { at: self.at, state, fresh: self.fresh, ..Lexer::default() };
     }
+}
+
+fn is_among(word: &[u8], words: &str) -> bool {
+    words.split(' ').any(|other| other.as_bytes() == word)
 }
 
 /// The length of blanks and the word `by` at the start of `rest`, if they are there.
@@ -235,6 +193,9 @@ fn word_or_sign(rest: &[u8]) -> (Token<'_>, usize) {
 
 /// The character at `at` and its width; for bytes that are none, a replacement of one byte; at the end, of none.
 fn char_at(bytes: &[u8], at: usize) -> (char, usize) {
+    if let Some(&byte) = bytes.get(at).filter(|byte| byte.is_ascii()) {
+        return (char::from(byte), 1);
+    }
     let piece = &bytes[at.min(bytes.len())..bytes.len().min(at + 4)];
     let valid = match std::str::from_utf8(piece) {
         Ok(text) => text,
