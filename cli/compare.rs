@@ -46,8 +46,8 @@ Examples:
   kumiki compare tango --models tango,recurrent
   kumiki compare tango --preset nano
   kumiki compare tango --data ~/texts --steps 1000 --out runs/texts
-  kumiki compare tango --corpora math,~/texts,~/mathlib --seeds 0,1,2 --out runs/three
-  kumiki compare tango --corpora math,~/texts,~/mathlib --seeds 0,1,2 --out runs/three --resume
+  kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three
+  kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three --resume
   kumiki compare tango --config mine.toml --seed 1     with mine.toml: preset = \"small\"
                                                                        lr = 2e-3"
 }

@@ -51,7 +51,8 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
         text += &format!("\nentropy of single bytes of the held-out text: {entropy:.3} nats");
     }
     if let Some(ours) = ranking(&summaries) {
-        let (where_, theirs) = paper(data.kind, results.plan.settings.blocks, &results.plan.models);
+        let models: Vec<String> = summaries.iter().map(|summary| summary.model.clone()).collect();
+        let (where_, theirs) = paper(data.kind, results.plan.settings.blocks, &models);
         let theirs = theirs.unwrap_or_else(|| "no number of these models".to_owned());
         text += &format!("\norder here, by val NLL: {ours}\norder in the paper ({where_}): {theirs}");
     }

@@ -84,13 +84,15 @@ fn is_models(folder: &Path) -> Result<bool> {
     let mut ours = model(folder) || !inside.is_empty();
     for name in inside {
         let path = folder.join(&name);
-        ours &= if !path.is_dir() {
-            model(folder) && is(&name, MODEL_FILE)
-        } else if is_seed(&path) {
-            names(&path)?.iter().all(|name| MODELS.contains(&name.as_str()) && path.join(name).is_dir())
-                && names(&path)?.iter().all(|name| is_models(&path.join(name)).unwrap_or(false))
-        } else {
-            false
+        ours &= match path.is_dir() {
+            false => model(folder) && is(&name, MODEL_FILE),
+            true if is_seed(&path) => {
+                let below: Vec<PathBuf> = names(&path)?.iter().map(|name| path.join(name)).collect();
+                let all =
+                    below.iter().map(|below| Ok(model(below) && is_models(below)?)).collect::<Result<Vec<_>>>()?;
+                all.into_iter().all(|ours| ours)
+            }
+            true => false,
         };
     }
     Ok(ours)

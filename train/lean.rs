@@ -3,8 +3,8 @@
 //! A **proof** is what follows the `:=` (with a `by` after it: the `:= by`) of a `theorem`, `lemma` or `example`, up to the
 //! next top-level declaration; everything else is **source**. That `:=` is the first outside of all brackets, so the
 //! one in a binder `(h : x := 1)` is none; a `let` or `have` of the statement keeps its own. A declaration begins with one
-//! of its words at the start of a line, indented or not; other commands, attributes and documentation comments only in the
-//! first column, for they may stand in a proof (`open Real in`). Strings, characters, `«names»` and comments, nested
+//! of its words or its attributes at the start of a line, indented or not; other commands and documentation comments only
+//! in the first column, for they may stand in a proof (`open Real in`). Strings, characters, `«names»` and comments, nested
 //! ones too, hide what is in them. A theorem without such a `:=` (cases `| 0 => …` at the start of a line, `where`) is all
 //! source.
 //!
@@ -72,7 +72,9 @@ enum Token<'a> {
     Blank,
     LineEnd,
     Comment,
-    /// A comment that documents what follows, or a `#command`, or an attribute.
+    /// `@[`, which opens the attributes of a declaration.
+    Attribute,
+    /// A comment that documents what follows, or a `#command`.
     Herald,
     Word(&'a [u8]),
     Mark,
@@ -111,7 +113,12 @@ impl Lexer {
         }
         match token {
             Token::Herald if first_column => self.begin(State::Source),
-            Token::Word(word) if is_among(word, THEOREMS) && (outside || fresh) => self.begin(State::Statement),
+            Token::Attribute if fresh => self.begin(State::Source),
+            // `lemma` is a name like others where Mathlib is not used: in a proof it begins one only on a line of its own,
+            // for what may stand before it has ended the proof.
+            Token::Word(word) if is_among(word, THEOREMS) && (fresh || outside && self.state == State::Source) => {
+                self.begin(State::Statement)
+            }
             Token::Word(word) if fresh && is_among(word, DECLARATIONS) => self.begin(State::Source),
             Token::Word(word) if first_column && is_among(word, COMMANDS) => self.begin(State::Source),
             Token::Word(b"where") if in_statement => self.state = State::Source,
@@ -156,7 +163,8 @@ fn token(rest: &[u8]) -> (Token<'_>, usize) {
         [b'-', b'-', ..] => (Token::Comment, line(rest)),
         [b'/', b'-', b'-' | b'!', ..] => (Token::Herald, comment(rest)),
         [b'/', b'-', ..] => (Token::Comment, comment(rest)),
-        [b'@', b'[', ..] | [b'#', b'a'..=b'z', ..] => (Token::Herald, 1),
+        [b'@', b'[', ..] => (Token::Attribute, 1),
+        [b'#', b'a'..=b'z', ..] => (Token::Herald, 1),
         [b':', b'=', ..] => (Token::Mark, 2),
         [b'|', ..] => (Token::Bar, 1),
         [b'"', ..] => (Token::Other, string(rest)),

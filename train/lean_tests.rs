@@ -38,6 +38,8 @@ fn proofs_follow_the_mark_until_the_next_declaration() {
     check("def f (n : Nat) : Nat := n + 1\ninstance : Foo := by infer_instance\nabbrev X := Nat\n");
     check("theorem a : p := by⟪\n  open Real in\n  set_option x true in simp\n⟫open Real\n#check a\n");
     check("theorem a : p := by⟪\nsimp\n\n-- b\ntermination_by x\n⟫grind_pattern a => b\n");
+    check("theorem a : p := by⟪ exact lemma x\n  ⟫@[simp]  private lemma b : lemma = q :=⟪ x⟫");
+    check("open Real in theorem a : p := by⟪ simp⟫");
     check("theorem a : p :=⟪\nbegin\n  simp,\n⟫end\n");
 }
 

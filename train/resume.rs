@@ -262,7 +262,7 @@ mod tests {
             says(asked.clone(), phrases);
             fs::write(&path, good).unwrap();
         };
-        damage(RESULTS, "{", &["results.json"]);
+        damage(RESULTS, "{", &["results.json` is damaged"]);
         damage(RESULTS, r#"{"finished": false, "models": ["tango"]}"#, &["cannot be resumed from", "missing field"]);
         damage(LOG, "{\"step\": 1}\n", &["log.jsonl` line 1: not a log record"]);
         damage(LOG, "", &["has 0 of the 2 steps of `tango`"]);

@@ -339,6 +339,10 @@ fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<Found> {
             "`{name}` holds a finished run, which is never overwritten; extend it with --resume or choose another folder \
              with --out"
         ),
+        Found::Other(first) if existing == Existing::Resume && first == RESULTS => format!(
+            "`{}` is damaged, or no run of kumiki's wrote it: it does not say whether it is finished",
+            folder.join(first).display()
+        ),
         Found::Other(first) => format!(
             "`{name}` is not empty and holds no run of kumiki's (it has `{first}`); choose another folder with --out"
         ),
@@ -437,6 +441,10 @@ impl Run {
         let records = crate::log::read(self.folder.join(LOG))?;
         for corpus in corpora {
             let curves = crate::plot::Curve::from_records(records.iter().filter(|r| r.corpus.as_ref() == Some(corpus)));
+            // One of several that a failure kept from being begun.
+            if curves.is_empty() && corpora.len() > 1 {
+                continue;
+            }
             // The path is in results.json; the picture may be shown to others.
             let short = short_name(corpus)?;
             let title = format!("{experiment}, preset {preset}, on {short}");
