@@ -9,11 +9,16 @@ use kumiki_train::summary::{Stat, Summary, paper, ranking};
 use crate::output::plain;
 use crate::table::{optional, short, table, thousands};
 
+const PAPER: &str = "order in the paper";
+
 /// Everything that is done.
 pub fn report(results: &Results) -> String {
     let corpora: Vec<String> = results.data.iter().filter_map(|data| corpus(results, data)).collect();
     let mut text = corpora.join("\n\n");
     text += "\n\nparameters without the token table; MACs of one sequence forward; NLL in nats per byte";
+    if text.contains(PAPER) {
+        text += "\nthe paper's sizes, budgets and tokens are others than these: only the orders compare";
+    }
     if results.plan.seeds.len() > 1 {
         text += "\nmean ± standard error over the seeds; tok/s and seconds are means";
     }
@@ -54,7 +59,7 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
         let models: Vec<String> = summaries.iter().map(|summary| summary.model.clone()).collect();
         let (where_, theirs) = paper(data.kind, results.plan.settings.blocks, &models);
         let theirs = theirs.unwrap_or_else(|| "no number of these models".to_owned());
-        text += &format!("\norder here, by val NLL: {ours}\norder in the paper ({where_}): {theirs}");
+        text += &format!("\norder here, by val NLL: {ours}\n{PAPER} ({where_}): {theirs}");
     }
     Some(text)
 }
