@@ -7,21 +7,28 @@ use kumiki_train::Result;
 use kumiki_train::run::Plan;
 use kumiki_train::settings::MODELS;
 
-use crate::options::{Resolved, RunOptions, preset_table};
+use crate::options::{Resolved, RunOptions, Several, preset_table};
 
 /// Train architectures side by side under equal conditions
 ///
-/// Every model has the same number of parameters and sees the same batches in the same order. The table at the end goes
-/// to standard output; DIR/results.json, DIR/log.jsonl, DIR/curves.svg and DIR/MODEL/model.safetensors are written.
+/// Every model has the same number of parameters and sees the same batches in the same order, for each corpus and seed. The
+/// tables at the end go to standard output, with the order of the models here and in the paper; DIR/results.json,
+/// DIR/log.jsonl, DIR/curves.svg and DIR/MODEL/model.safetensors are written (with several corpora or seeds:
+/// DIR/CORPUS/seed-N/MODEL/model.safetensors).
+///
+/// Losses are also told apart where a corpus allows it: answers to questions (`math`; files named AREA__MODULE.txt, as
+/// those of DeepMind Mathematics), proofs and other source (files that are all .lean).
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
 pub struct Args {
-    /// The experiment: `tango` compares TANGO and WANGO with the Recurrent and the untied Transformer++
+    /// The experiment: `tango` compares TANGO and WANGO with other architectures
     #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(["tango"]))]
     experiment: String,
-    /// Models to train, in this order, separated by commas [default: tango,recurrent]
+    /// Models to train, in this order, separated by commas [default: all]
     #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
     models: Option<Vec<String>>,
+    #[command(flatten)]
+    several: Several,
     #[command(flatten)]
     options: RunOptions,
 }
@@ -36,20 +43,25 @@ Models:
   untied        Transformer++, L blocks of their own, together as large
 
 Examples:
-  kumiki compare tango
-  kumiki compare tango --preset nano --models tango,recurrent,untied
+  kumiki compare tango --models tango,recurrent
+  kumiki compare tango --preset nano
   kumiki compare tango --data ~/texts --steps 1000 --out runs/texts
+  kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three
+  kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three --resume
   kumiki compare tango --config mine.toml --seed 1     with mine.toml: preset = \"small\"
                                                                        lr = 2e-3"
 }
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let Resolved { preset, data, models, settings } = self.options.resolve("models")?;
-        let models = self.models.or(models).unwrap_or_else(|| ["tango", "recurrent"].map(str::to_owned).into());
+        let resolved = self.options.resolve("models", Some(&self.several))?;
+        let Resolved { preset, corpora, seeds, models, settings } = resolved;
+        let models = self.models.or(models).unwrap_or_else(|| MODELS.map(str::to_owned).into());
         let experiment = format!("compare {}", self.experiment);
+        // Named after the first seed: more of them extend the same run.
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));
         let out = self.options.out.clone().unwrap_or_else(default);
-        crate::run::run(Plan { experiment, preset, settings, models }, &data, &out, self.options.restart)
+        let plan = Plan { experiment, preset, settings, corpora, seeds, models };
+        crate::run::run(plan, &out, self.options.existing())
     }
 }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use kumiki_train::batches::Validation;
 use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::data::Data;
+use kumiki_train::marks::Class;
 use kumiki_train::settings::Settings;
 use kumiki_train::trainer::evaluate;
 use kumiki_train::{Error, Result};
@@ -17,7 +17,8 @@ use crate::table::thousands;
 /// Measure the loss of a trained model on a text
 ///
 /// Windows of the training's length from the start of the held-out part (or of the training part) are predicted byte by
-/// byte. The part that is held out is the one that training held out.
+/// byte; of questions and answers, from all over it. The part that is held out is the one that training held out. Answers,
+/// proofs and other Lean source have their own lines.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -77,7 +78,7 @@ impl Args {
         let tokens = self.tokens.unwrap_or(settings.eval_tokens);
         let windows = match self.split {
             Split::Val => data.validation(rows, settings.seq, Some(tokens))?,
-            Split::Train => Some(Validation::new(data.train.clone(), rows, settings.seq, Some(tokens))?),
+            Split::Train => Some(data.training_windows(rows, settings.seq, Some(tokens))?),
         };
         let windows = windows.ok_or_else(|| {
             Error::new(format!(
@@ -85,15 +86,20 @@ impl Args {
                 data.note.as_deref().unwrap_or("nothing is held out")
             ))
         })?;
+        if let Some(note) = &data.note {
+            output::remark(&format!("note: {note}"));
+        }
         let found = evaluate(&model, &windows, |_| {})
             .map_err(|e| Error::new(format!("`{}`: {e}", self.checkpoint.display())))?;
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
+        let of = |class| found.of(class).map(|(nll, _)| nll);
         if self.json {
             return output::json(&json!({
                 "checkpoint": self.checkpoint, "model": name, "step": notes.get("step").and_then(|s| s.parse::<u64>().ok()),
                 "data": self.data, "split": split, "tokens": found.tokens, "nll": found.nll, "perplexity": found.perplexity(),
-                "bits_per_byte": found.bits(), "answer_nll": found.answers.map(|(nll, _)| nll),
+                "bits_per_byte": found.bits(), "answer_nll": of(Class::Answer), "proof_nll": of(Class::Proof),
+                "source_nll": of(Class::Source),
             }));
         }
         output::line(&format!(
@@ -106,11 +112,11 @@ impl Args {
         output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
         output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
         output::line(&format!("bits per byte  {:.4}", found.bits()))?;
-        if let Some((nll, count)) = found.answers {
-            output::line(&format!(
-                "answer NLL     {nll:.4} nats per byte, over {} bytes of answers",
-                thousands(count)
-            ))?;
+        for class in Class::ALL {
+            if let Some((nll, count)) = found.of(class) {
+                let (label, count) = (format!("{} NLL", class.name()), thousands(count));
+                output::line(&format!("{label:<15}{nll:.4} nats per byte, over {count} bytes"))?;
+            }
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod macs;
 mod options;
 mod output;
 mod progress;
+mod report;
 mod run;
 mod scaling;
 mod table;
@@ -41,8 +42,9 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  kumiki compare tango                     two architectures on generated mathematics, minutes
-  kumiki compare tango --preset nano       the same in seconds
+  kumiki compare tango --models tango,recurrent
+                                           two architectures on generated mathematics, minutes
+  kumiki compare tango --preset nano       all architectures, small, in seconds
   kumiki compare tango --data book.txt     on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki gradcheck                         is every gradient right?

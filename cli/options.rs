@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use kumiki::ops::FeatureMap;
+use kumiki_train::run::Existing;
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
@@ -21,6 +22,9 @@ pub struct RunOptions {
     #[arg(long, value_parser = PossibleValuesParser::new(PRESETS), hide_possible_values = false)]
     pub preset: Option<String>,
     /// A text file, a folder of texts (.txt .md .lean), or `math`, which is generated [default: math]
+    ///
+    /// A folder with subfolders train* and interpolate whose files are all named AREA__MODULE.txt is DeepMind Mathematics:
+    /// trained on the former, validated on the latter.
     #[arg(long, value_name = "PATH|math")]
     pub data: Option<String>,
     /// Folder for the results, made if need be [default: in runs/, named after the run]
@@ -29,6 +33,11 @@ pub struct RunOptions {
     /// Replace an unfinished run in the folder (a finished one is never replaced)
     #[arg(long)]
     pub restart: bool,
+    /// Continue an unfinished run in the folder, or extend a finished one: models that are done stay
+    ///
+    /// The settings must be the same. A model that was interrupted starts again from its beginning.
+    #[arg(long, conflicts_with = "restart")]
+    pub resume: bool,
     /// A TOML file with settings, named as the options below with `_` for `-`
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -129,24 +138,59 @@ struct SettingOptions {
 pub struct Resolved {
     /// Name of the preset.
     pub preset: String,
-    /// A path or `math`.
-    pub data: String,
+    /// Paths or `math`.
+    pub corpora: Vec<String>,
+    /// One or more.
+    pub seeds: Vec<u64>,
     /// Names of models from the file, under the key that was asked for.
     pub models: Option<Vec<String>>,
-    /// Everything else.
+    /// Everything else; its seed is the first.
     pub settings: Settings,
 }
 
+/// The options for several corpora and seeds.
+#[derive(clap::Args)]
+pub struct Several {
+    /// Several corpora, separated by commas, each as for --data
+    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "data")]
+    corpora: Option<Vec<String>>,
+    /// Several seeds, separated by commas: every model is trained on every corpus with each
+    #[arg(long, value_name = "N,M", value_delimiter = ',', allow_negative_numbers = true, conflicts_with = "seed")]
+    seeds: Option<Vec<u64>>,
+}
+
 impl RunOptions {
-    /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models.
-    pub fn resolve(&self, models_key: &str) -> Result<Resolved> {
-        let mut file = match &self.config {
-            Some(path) => read_config(path, models_key)?,
+    /// What to do with a run that is in the folder already.
+    pub fn existing(&self) -> Existing {
+        match (self.restart, self.resume) {
+            (true, _) => Existing::Restart,
+            (_, true) => Existing::Resume,
+            _ => Existing::Refuse,
+        }
+    }
+
+    /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models; `several`
+    /// are the options of a command that takes several corpora and seeds.
+    pub fn resolve(&self, models_key: &str, several: Option<&Several>) -> Result<Resolved> {
+        let mut keys = vec!["preset", "data", models_key];
+        if several.is_some() {
+            keys.extend(["corpora", "seeds"]);
+        }
+        let path = self.config.as_deref();
+        let mut file = match path {
+            Some(path) => read_config(path, &keys)?,
             None => Map::new(),
         };
-        let preset = text(&mut file, "preset", self.config.as_deref())?;
-        let data = text(&mut file, "data", self.config.as_deref())?;
-        let models = models(&mut file, models_key, self.config.as_deref())?;
+        for (one, many) in [("data", "corpora"), ("seed", "seeds")] {
+            if file.contains_key(one) && file.contains_key(many) {
+                return Err(in_file(path, &format!("`{one}` and `{many}` are both given; expected one of them")));
+            }
+        }
+        let preset = text(&mut file, "preset", path)?;
+        let data = text(&mut file, "data", path)?;
+        let corpora = list(&mut file, "corpora", path, "texts in quotes", |value| value.as_str().map(str::to_owned))?;
+        let seeds = list(&mut file, "seeds", path, "whole numbers from 0", Value::as_u64)?;
+        let models = models(&mut file, models_key, path)?;
         let blamed =
             |e| if self.preset.is_none() && preset.is_some() { in_file(self.config.as_deref(), &e) } else { e };
         let preset = self.preset.as_ref().or(preset.as_ref()).map_or("tiny", String::as_str).to_owned();
@@ -164,8 +208,18 @@ impl RunOptions {
         }
         // What would be right without the file is the file's mistake.
         settings.check().map_err(|e| if without.check().is_ok() { in_file(self.config.as_deref(), &e) } else { e })?;
-        let data = self.data.clone().or(data).unwrap_or_else(|| "math".to_owned());
-        Ok(Resolved { preset, data, models, settings })
+        let one = |name: String| vec![name];
+        let corpora = (self.data.clone().map(one))
+            .or_else(|| several?.corpora.clone())
+            .or_else(|| data.map(one))
+            .or(corpora)
+            .unwrap_or_else(|| one("math".to_owned()));
+        let seeds = (self.settings.seed.map(|seed| vec![seed]))
+            .or_else(|| several?.seeds.clone())
+            .or(seeds)
+            .unwrap_or_else(|| vec![settings.seed]);
+        settings.seed = seeds.first().copied().unwrap_or(settings.seed);
+        Ok(Resolved { preset, corpora, seeds, models, settings })
     }
 }
 
@@ -190,7 +244,7 @@ fn in_file(path: Option<&Path>, error: &dyn std::fmt::Display) -> Error {
     Error::new(format!("`{}`: {error}", path.unwrap_or(Path::new("")).display()))
 }
 
-fn read_config(path: &Path, models_key: &str) -> Result<Map<String, Value>> {
+fn read_config(path: &Path, keys: &[&str]) -> Result<Map<String, Value>> {
     let meta = std::fs::metadata(path).map_err(|e| Error::io("read the configuration", path, e))?;
     // A pipe would be waited for, a device read, for ever.
     if !meta.is_file() {
@@ -204,8 +258,7 @@ fn read_config(path: &Path, models_key: &str) -> Result<Map<String, Value>> {
         in_file(Some(path), &format!("line {line} is not valid TOML: {}", e.message().replace('\n', ", ")))
     })?;
     let settings = Settings::keys();
-    let known: Vec<&str> =
-        ["preset", "data", models_key].into_iter().chain(settings.iter().map(String::as_str)).collect();
+    let known: Vec<&str> = keys.iter().copied().chain(settings.iter().map(String::as_str)).collect();
     if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
         return Err(in_file(Some(path), &unknown("setting", key, &known)));
     }
@@ -221,6 +274,22 @@ fn text(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(other) => Err(in_file(path, &format!("`{key}` must be a text in quotes, found {other}"))),
+    }
+}
+
+/// Takes the list under `key` out; it holds at least one item, and `item` reads one.
+fn list<T>(
+    file: &mut Map<String, Value>,
+    key: &str,
+    path: Option<&Path>,
+    items: &str,
+    item: impl Fn(&Value) -> Option<T>,
+) -> Result<Option<Vec<T>>> {
+    let Some(found) = file.remove(key) else { return Ok(None) };
+    let all = found.as_array().and_then(|values| values.iter().map(item).collect::<Option<Vec<T>>>());
+    match all.filter(|items| !items.is_empty()) {
+        Some(all) => Ok(Some(all)),
+        None => Err(in_file(path, &format!("`{key}` must be a list of {items}, at least one, found {found}"))),
     }
 }
 

@@ -3,41 +3,35 @@
 use std::path::Path;
 
 use kumiki_train::Result;
-use kumiki_train::compare::ModelResult;
-use kumiki_train::data::Data;
-use kumiki_train::run::{Plan, Results, Run};
+use kumiki_train::data::{Data, short_name};
+use kumiki_train::kinds::Kind;
+use kumiki_train::run::{Existing, Plan, Results, Run};
 
 use crate::output::{in_pool, line, program, quoted, remark};
 use crate::progress::Progress;
-use crate::table::{count, optional, short, table, thousands};
+use crate::report::report;
+use crate::table::count;
 
-/// Trains the plan's models one after the other; prints the table and where everything lies.
-pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
+/// Trains the plan's models one after the other; prints the tables and where everything lies.
+pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<()> {
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
     in_pool(|| {
         plan.check()?;
-        let data = Data::open(data, plan.settings.val_fraction, plan.settings.seq)?;
-        let note = data.note.clone();
-        let mut run = Run::begin(plan, data, folder, restart)?;
-        let Results { plan, data, machine, .. } = &run.results;
-        let models = plan.models.clone();
-        remark(&format!(
-            "{} on `{}`, preset {}, seed {}: {} of {} each ({}, {})",
-            plan.experiment,
-            data.name,
-            plan.preset,
-            plan.settings.seed,
-            count(plan.settings.steps, "step"),
-            count((plan.settings.batch * plan.settings.seq * plan.settings.accumulate) as u64, "token"),
-            machine.simd,
-            count(machine.threads as u64, "thread"),
-        ));
-        if let Some(note) = note {
-            remark(&format!("note: {note}"));
-        }
+        let open = |name: &String| Data::open(name, plan.settings.val_fraction, plan.settings.seq);
+        let data = plan.corpora.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let mut run = Run::begin(plan, data, folder, existing)?;
+        remark(&opening(&run.results));
+        run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
+        let Plan { models, .. } = &run.results.plan;
         let mut progress = Progress::new(models.iter().map(String::len).max().unwrap_or(0));
-        for model in &models {
-            if let Err(error) = run.train(model, &mut |event| progress.show(event)) {
+        let mut place = None;
+        for cell in run.cells() {
+            let here = Some((cell.corpus.clone(), cell.seed));
+            if run.results.plan.is_wide() && place != here {
+                remark(&format!("on `{}` with seed {}:", cell.corpus, cell.seed));
+                place = here;
+            }
+            if let Err(error) = run.train(&cell, &mut |event| progress.show(event)) {
                 progress.clear();
                 if !run.results.rows.is_empty() {
                     line(&report(&run.results))?;
@@ -50,46 +44,52 @@ pub fn run(plan: Plan, data: &str, folder: &Path, restart: bool) -> Result<()> {
         // The numbers first: they must not be lost with a file that cannot be written.
         line(&report(&run.results))?;
         finished?;
-        let models = models.join("/ ") + "/";
-        line(&format!("\nFiles in `{}`: results.json log.jsonl curves.svg {models}", folder.display()))?;
-        let checkpoint = folder.join(&run.results.plan.models[0]);
-        let prompt = if run.results.data.name == "math" { "What is 12 + 30?" } else { "The " };
-        line(&format!(
-            "Let it speak: {} generate --checkpoint {} --prompt {}",
-            program(),
-            quoted(&checkpoint.to_string_lossy()),
-            quoted(prompt)
-        ))
+        line(&closing(&run.results, folder)?)
     })
 }
 
-/// The table of the models that are done, with the line that they must fall below.
-fn report(results: &Results) -> String {
-    let answers = results.rows.iter().any(|row| row.answer_nll.is_some());
-    let mut header = vec!["model", "parameters", "MACs", "val NLL", "bits/byte", "tok/s", "seconds"];
-    if answers {
-        header.insert(5, "answer NLL");
-    }
-    let row = |row: &ModelResult| {
-        let mut cells = vec![
-            row.model.clone(),
-            thousands(row.params as u64),
-            short(row.macs as f64),
-            optional(row.val_nll, 3),
-            optional(row.bits_per_byte, 3),
-            short(row.tok_s),
-            format!("{:.1}", row.seconds),
-        ];
-        if answers {
-            cells.insert(5, optional(row.answer_nll, 3));
-        }
-        cells
+/// What is about to be done, in a line.
+fn opening(results: &Results) -> String {
+    let Results { plan, machine, .. } = results;
+    let names: Vec<String> = plan.corpora.iter().map(|name| format!("`{name}`")).collect();
+    let seeds: Vec<String> = plan.seeds.iter().map(u64::to_string).collect();
+    format!(
+        "{} on {}, preset {}, seed{} {}: {} of {} each ({}, {})",
+        plan.experiment,
+        names.join(", "),
+        plan.preset,
+        if seeds.len() == 1 { "" } else { "s" },
+        seeds.join(", "),
+        count(plan.settings.steps, "step"),
+        count((plan.settings.batch * plan.settings.seq * plan.settings.accumulate) as u64, "token"),
+        machine.simd,
+        count(machine.threads as u64, "thread"),
+    )
+}
+
+/// Where everything is, and what can be done with it.
+fn closing(results: &Results, folder: &Path) -> Result<String> {
+    let Results { plan, rows, data, .. } = results;
+    let pictures = match plan.corpora.as_slice() {
+        [_] => vec!["curves.svg".to_owned()],
+        several => several.iter().map(|c| short_name(c).map(|c| format!("curves-{c}.svg"))).collect::<Result<_>>()?,
     };
-    let rows: Vec<_> = results.rows.iter().map(row).collect();
-    let mut text = table(&header, &rows);
-    text += "\nparameters without the token table; MACs of one sequence forward; NLL in nats per byte";
-    if let Some(entropy) = results.data.unigram_nll {
-        text += &format!("\nentropy of single bytes of the held-out text: {entropy:.3} nats");
-    }
-    text
+    // A run that was extended has models in both places.
+    let (deep, flat): (Vec<_>, Vec<_>) =
+        rows.iter().map(|row| format!("{}/", row.folder)).partition(|f| f.matches('/').count() > 1);
+    let deep = (!deep.is_empty()).then(|| "<corpus>/seed-<n>/<model>/".to_owned());
+    let models = flat.into_iter().chain(deep).collect::<Vec<_>>().join(" ");
+    let files = format!("Files in `{}`: results.json log.jsonl {} {models}", folder.display(), pictures.join(" "));
+    let Some(first) = rows.first() else { return Ok(files) };
+    let prompt = match data.iter().find(|data| data.name == first.corpus).map(|data| data.kind) {
+        Some(Kind::Mathematics) => "What is 12 + 30?",
+        Some(Kind::Lean) => "theorem ",
+        _ => "The ",
+    };
+    Ok(format!(
+        "\n{files}\nLet it speak: {} generate --checkpoint {} --prompt {}",
+        program(),
+        quoted(&folder.join(&first.folder).to_string_lossy()),
+        quoted(prompt)
+    ))
 }

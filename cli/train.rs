@@ -34,7 +34,7 @@ Examples:
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let Resolved { preset, data, models, settings } = self.options.resolve("model")?;
+        let Resolved { preset, corpora, seeds, models, settings } = self.options.resolve("model", None)?;
         let models = self
             .model
             .map(|model| vec![model])
@@ -43,6 +43,7 @@ impl Args {
         let default = || PathBuf::from(format!("runs/train-{}-{preset}-{}", models[0], settings.seed));
         let out = self.options.out.clone().unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);
-        crate::run::run(Plan { experiment, preset, settings, models }, &data, &out, self.options.restart)
+        let plan = Plan { experiment, preset, settings, corpora, seeds, models };
+        crate::run::run(plan, &out, self.options.existing())
     }
 }

@@ -11,10 +11,12 @@
 //! **Order on `math`.** Row g of the run is its own contiguous stretch of the endless text, starting with a question.
 
 use crate::corpus::Corpus;
+use crate::marks::{Class, Cursor, Marking};
 use crate::math::{self, MathText};
 use crate::mix::mix;
 use crate::{Error, Result};
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// A batch of rows of `T+1` tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +27,8 @@ pub struct Batch {
     pub seq: usize,
     /// Token ids, row-major `[B, T+1]`.
     pub tokens: Vec<i64>,
-    /// Whether a token belongs to an answer, `[B, T+1]`; only for `math`.
-    pub answers: Option<Vec<bool>>,
+    /// What a token belongs to, `[B, T+1]`; for `math`, and for the validation of marked texts.
+    pub classes: Option<Vec<Option<Class>>>,
 }
 
 impl Batch {
@@ -40,11 +42,9 @@ impl Batch {
         self.columns(&self.tokens, 1..self.seq + 1)
     }
 
-    /// The targets with `-1` (ignored by the loss) where the token is no part of an answer, `[B, T]`; `None` when the
-    /// source has no answers.
-    pub fn answer_targets(&self) -> Option<Vec<i64>> {
-        let mask = self.columns(self.answers.as_ref()?, 1..self.seq + 1);
-        Some(self.targets().into_iter().zip(mask).map(|(id, answer)| if answer { id } else { -1 }).collect())
+    /// What the targets belong to, `[B, T]`; `None` when the source does not tell.
+    pub fn target_classes(&self) -> Option<Vec<Option<Class>>> {
+        self.classes.as_ref().map(|classes| self.columns(classes, 1..self.seq + 1))
     }
 
     fn columns<T: Copy>(&self, all: &[T], take: Range<usize>) -> Vec<T> {
@@ -108,7 +108,7 @@ impl Batches {
         let mut batch = Gather::new(&self.source, self.rows, self.seq);
         for row in first..first + self.rows as u64 {
             match &self.source {
-                Source::Text(text) => batch.text(text, self.start(text.len(), row)),
+                Source::Text(text) => batch.text(text, self.start(text.len(), row), None),
                 Source::Math(text) => batch.math(text, self.seed, row),
             }
         }
@@ -148,6 +148,9 @@ pub struct Validation {
     rows: usize,
     seq: usize,
     windows: u64,
+    marking: Option<Marking>,
+    // Where the first window begins, when it has been looked for: it may be far from its file's start.
+    first: Arc<OnceLock<Cursor>>,
 }
 
 impl Validation {
@@ -174,7 +177,34 @@ impl Validation {
                 (limit.ok_or_else(needed)?, seq)
             }
         };
-        Ok(Validation { source, rows, seq, windows })
+        Ok(Validation { source, rows, seq, windows, marking: None, first: Arc::default() })
+    }
+
+    /// The same windows with the classes of their tokens, when `source` is a text. Texts of questions lie one kind
+    /// after another: of those the windows are spread evenly over the whole instead of taken from the start.
+    pub fn marked(self, marking: Marking) -> Validation {
+        Validation { marking: Some(marking), first: Arc::default(), ..self }
+    }
+
+    /// The first token of window `row` of `text`.
+    fn start(&self, text: &Corpus, row: u64) -> u64 {
+        let all = (text.len() - 1) / self.seq as u64;
+        let at = match self.marking {
+            Some(Marking::Lines) => (u128::from(row) * u128::from(all) / u128::from(self.windows)) as u64,
+            _ => row,
+        };
+        at * self.seq as u64
+    }
+
+    /// A cursor at the first window; for texts that are marked.
+    fn cursor(&self) -> Option<Cursor> {
+        let (Source::Text(text), Some(marking)) = (&self.source, self.marking) else { return None };
+        let first = self.first.get_or_init(|| {
+            let mut cursor = Cursor::new(marking);
+            cursor.mark(text, self.start(text, 0), 1, &mut Vec::new());
+            cursor
+        });
+        Some(first.clone())
     }
 
     /// Target tokens in all batches together.
@@ -184,12 +214,13 @@ impl Validation {
 
     /// The batches, in order; the last may have fewer rows.
     pub fn batches(&self) -> impl Iterator<Item = Batch> + '_ {
-        (0..self.windows).step_by(self.rows).map(|first| {
+        let mut cursor = self.cursor();
+        (0..self.windows).step_by(self.rows).map(move |first| {
             let rows = (self.rows as u64).min(self.windows - first);
             let mut batch = Gather::new(&self.source, rows as usize, self.seq);
             for row in first..first + rows {
                 match &self.source {
-                    Source::Text(text) => batch.text(text, row * self.seq as u64),
+                    Source::Text(text) => batch.text(text, self.start(text, row), cursor.as_mut()),
                     // Seed 0 whatever the run's seed: losses of different seeds stay comparable.
                     Source::Math(text) => batch.math(text, 0, row),
                 }
@@ -207,18 +238,23 @@ struct Gather {
 impl Gather {
     fn new(source: &Source, rows: usize, seq: usize) -> Gather {
         let size = rows * (seq + 1);
-        let answers = matches!(source, Source::Math(_)).then(|| Vec::with_capacity(size));
-        Gather { batch: Batch { rows, seq, tokens: Vec::with_capacity(size), answers } }
+        let classes = matches!(source, Source::Math(_)).then(|| Vec::with_capacity(size));
+        Gather { batch: Batch { rows, seq, tokens: Vec::with_capacity(size), classes } }
     }
 
-    fn text(&mut self, text: &Corpus, start: u64) {
-        self.batch.tokens.extend(text.ids(start..start + self.batch.seq as u64 + 1));
+    fn text(&mut self, text: &Corpus, start: u64, cursor: Option<&mut Cursor>) {
+        let count = self.batch.seq + 1;
+        self.batch.tokens.extend(text.ids(start..start + count as u64));
+        if let Some(cursor) = cursor {
+            cursor.mark(text, start, count, self.batch.classes.get_or_insert_default());
+        }
     }
 
     fn math(&mut self, text: &MathText, seed: u64, row: u64) {
         let math::Row { bytes, answers } = text.row(seed, row, self.batch.seq + 1);
         self.batch.tokens.extend(bytes.into_iter().map(i64::from));
-        self.batch.answers.get_or_insert_default().extend(answers);
+        let classes = answers.into_iter().map(|answer| answer.then_some(Class::Answer));
+        self.batch.classes.get_or_insert_default().extend(classes);
     }
 
     fn finish(self) -> Batch {
@@ -315,7 +351,7 @@ mod tests {
         for step in [0, 1, 99, 12345] {
             let batch = b.get(step);
             assert_eq!(batch, b.clone().get(step));
-            assert_eq!((batch.tokens.len(), batch.answers.as_ref()), (3 * 17, None));
+            assert_eq!((batch.tokens.len(), batch.classes.as_ref()), (3 * 17, None));
             for (i, t) in batch.inputs().iter().zip(batch.targets()) {
                 assert_eq!((i + 1) % 251, t);
             }
@@ -372,14 +408,40 @@ mod tests {
     }
 
     #[test]
+    fn windows_of_questions_are_spread_over_the_whole_and_marked() {
+        // 100 questions of one kind, then 100 of another.
+        let lines = [b"a?\n1\n".repeat(100), b"b?\n2\n".repeat(100)].concat();
+        let source = || Source::Text(Corpus::from_bytes("text", lines.clone()));
+        let all = Validation::new(source(), 4, 10, None).unwrap();
+        let marked = all.clone().marked(Marking::Lines);
+        let tokens = |v: &Validation| v.batches().flat_map(|b| b.targets()).collect::<Vec<_>>();
+        assert_eq!(tokens(&all), tokens(&marked), "all windows are all windows");
+        let few = Validation::new(source(), 4, 10, Some(60)).unwrap().marked(Marking::Lines);
+        let starts: Vec<u64> = (0..6).map(|row| few.start(&Corpus::from_bytes("text", lines.clone()), row)).collect();
+        assert_eq!(starts, [0, 160, 330, 490, 660, 820]);
+        for _ in 0..2 {
+            for batch in few.batches() {
+                let classes = batch.target_classes().unwrap();
+                for (token, class) in batch.targets().into_iter().zip(classes) {
+                    let byte = token as u8;
+                    if byte != b'\n' {
+                        assert_eq!(class, byte.is_ascii_digit().then_some(Class::Answer));
+                    }
+                }
+            }
+        }
+        let seen = tokens(&few);
+        assert!(seen.contains(&i64::from(b'a')) && seen.contains(&i64::from(b'b')));
+    }
+
+    #[test]
     fn math_rows_are_pure_disjoint_and_carry_answers() {
         let train = Source::Math(MathText::default());
         let b = Batches::new(train.clone(), 2, 200, 9).unwrap();
         let batch = b.get(3);
         assert_eq!(batch, b.get(3));
         assert_ne!(batch.tokens[..201], batch.tokens[201..]);
-        let targets = batch.answer_targets().unwrap();
-        let answers = targets.iter().filter(|&&t| t >= 0).count();
+        let answers = batch.target_classes().unwrap().iter().filter(|class| **class == Some(Class::Answer)).count();
         assert!(answers > 4 && answers < 300, "{answers}");
         assert!(Validation::new(train.clone(), 2, 200, None).is_err());
         let val = Validation::new(train, 2, 200, Some(1000)).unwrap();

@@ -26,7 +26,7 @@ pub struct Checkpoint {
     pub notes: BTreeMap<String, String>,
 }
 
-/// The file meant by `path`: itself, the model in that folder, or the only model in a folder of that folder.
+/// The file meant by `path`: itself, the model in that folder, or the only model that a run has put below that folder.
 ///
 /// # Errors
 /// When there is none, or several: then they are named.
@@ -44,15 +44,16 @@ pub fn find(path: &Path) -> Result<PathBuf> {
     if here.exists() {
         return regular(here);
     }
-    let entries = std::fs::read_dir(path).map_err(|e| Error::io("read the folder", path, e))?;
-    let mut below: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|folder| folder.join(MODEL_FILE).exists()).collect();
-    below.sort();
+    let below = models_below(path)?;
     match below.as_slice() {
         [] => Err(Error::new(format!("`{}` has no {MODEL_FILE}, nor has a folder in it", path.display()))),
         [one] => regular(one.join(MODEL_FILE)),
         several => {
-            let names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            let mut names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            if names.len() > 8 {
+                names.truncate(7);
+                names.push(format!("and {} more", several.len() - 7));
+            }
             Err(Error::new(format!(
                 "`{}` holds {} models; choose one: {}",
                 path.display(),
@@ -61,6 +62,29 @@ pub fn find(path: &Path) -> Result<PathBuf> {
             )))
         }
     }
+}
+
+/// The folders with models in a run's folder, a corpus' or a seed's: `*`, `seed-*/*` and `*/seed-*/*`, sorted.
+fn models_below(path: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(path).map_err(|e| Error::io("read the folder", path, e))?;
+    // What cannot be read further down holds nothing for us.
+    let below =
+        |folder: &PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    let folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let deeper: Vec<PathBuf> = folders.iter().flat_map(|folder| -> Vec<PathBuf> { below(folder) }).collect();
+    let seeds = folders.iter().chain(&deeper).filter(|folder| is_seed(folder));
+    let in_seeds = seeds.flat_map(|folder| -> Vec<PathBuf> { below(folder) });
+    let mut found: Vec<PathBuf> =
+        folders.iter().cloned().chain(in_seeds).filter(|folder| folder.join(MODEL_FILE).exists()).collect();
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// Whether a folder is named `seed-` and a number.
+pub(crate) fn is_seed(folder: &Path) -> bool {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.strip_prefix("seed-").is_some_and(|seed| seed.parse::<u64>().is_ok())
 }
 
 /// Writes the model to `folder` (made if need be), whole or not at all. `notes` go into the header, for people.
@@ -188,6 +212,25 @@ mod tests {
         let model = LanguageModel::new(&settings.model("tango", 256).unwrap(), 0, DType::F32).unwrap();
         save(dir.path(), &model, &BTreeMap::new()).unwrap();
         load(dir.path(), DType::F32).unwrap();
+    }
+
+    #[test]
+    fn the_only_model_of_a_run_is_found_and_several_are_named() {
+        let dir = Scratch::new();
+        let file = dir.file("book.txt/seed-3/tango/model.safetensors", "");
+        for folder in ["", "book.txt", "book.txt/seed-3", "book.txt/seed-3/tango"] {
+            assert_eq!(find(&dir.path().join(folder)).unwrap(), file, "{folder}");
+        }
+        dir.file("book.txt/other/tango/model.safetensors", "");
+        assert_eq!(find(dir.path()).unwrap(), file, "that is no run's");
+        dir.file("tango/model.safetensors", "");
+        let e = find(dir.path()).unwrap_err().to_string();
+        assert!(e.contains("holds 2 models") && e.contains("book.txt/seed-3/tango`"), "{e}");
+        for seed in 0..9 {
+            dir.file(&format!("math/seed-{seed}/wango/model.safetensors"), "");
+        }
+        let e = find(dir.path()).unwrap_err().to_string();
+        assert!(e.contains("holds 11 models") && e.ends_with("and 4 more"), "{e}");
     }
 
     #[cfg(unix)]

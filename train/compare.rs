@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use kumiki_models::LanguageModel;
 use kumiki_models::accounting::{self, Pairs};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::batches::Validation;
 use crate::data::Data;
 use crate::log::{Record, Writer};
+use crate::marks::Class;
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::trainer::{Evaluation, StepReport, Trainer, evaluate};
@@ -49,7 +50,7 @@ pub enum Event<'a> {
 }
 
 /// One row of the comparison's table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelResult {
     /// Name of the model.
     pub model: String,
@@ -64,8 +65,14 @@ pub struct ModelResult {
     /// Validation loss, bits per byte.
     pub bits_per_byte: Option<f64>,
     /// Validation loss over the tokens of answers, for corpora that know them.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_nll: Option<f64>,
+    /// Validation loss over the tokens of proofs, for Lean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof_nll: Option<f64>,
+    /// Validation loss over all other tokens of Lean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_nll: Option<f64>,
     /// Target tokens of the last evaluation.
     pub val_tokens: u64,
     /// Training loss of the last step.
@@ -76,6 +83,17 @@ pub struct ModelResult {
     pub tok_s: f64,
     /// Seconds of training and evaluations.
     pub seconds: f64,
+}
+
+impl ModelResult {
+    /// Validation loss over the tokens of `class`.
+    pub fn of(&self, class: Class) -> Option<f64> {
+        match class {
+            Class::Answer => self.answer_nll,
+            Class::Proof => self.proof_nll,
+            Class::Source => self.source_nll,
+        }
+    }
 }
 
 /// Trains one model as the settings say. Steps go to `log`; the model is saved in `folder` at the start, after every
@@ -133,6 +151,8 @@ pub fn train_model(
         }
         log.write(&Record {
             model: Some(name.to_owned()),
+            corpus: Some(data.name.clone()),
+            seed: Some(settings.seed),
             step: report.step,
             loss: report.loss,
             lr: report.lr,
@@ -144,6 +164,7 @@ pub fn train_model(
         last = Some(report);
     }
     let report = last.ok_or_else(|| Error::new("steps must be at least 1, found 0"))?;
+    let of = |class| evaluation.and_then(|e| e.of(class)).map(|(nll, _)| nll);
     let result = ModelResult {
         model: name.to_owned(),
         params: accounting::block_params(&config.architecture),
@@ -151,7 +172,9 @@ pub fn train_model(
         macs: accounting::total(&accounting::macs(&config, settings.seq, Pairs::Full)),
         val_nll: evaluation.map(|e| e.nll),
         bits_per_byte: evaluation.map(|e| e.bits()),
-        answer_nll: evaluation.and_then(|e| e.answers).map(|(nll, _)| nll),
+        answer_nll: of(Class::Answer),
+        proof_nll: of(Class::Proof),
+        source_nll: of(Class::Source),
         val_tokens: evaluation.map_or(0, |e| e.tokens),
         train_loss: report.loss,
         tokens: report.tokens,

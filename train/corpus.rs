@@ -64,25 +64,14 @@ impl Corpus {
     /// Errors name the path: missing, unreadable, not a regular file, empty, a folder without text.
     pub fn open(path: impl AsRef<Path>) -> Result<Corpus> {
         let path = path.as_ref();
-        let meta = fs::metadata(path).map_err(|e| Error::io("open the text", path, e))?;
-        let files = if meta.is_dir() {
-            let mut found = Vec::new();
-            collect(path, &mut found)?;
-            found.sort();
-            if found.is_empty() {
-                let looked = EXTENSIONS.map(|e| format!(".{e}")).join(", ");
-                let path = path.display();
-                return Err(Error::new(format!(
-                    "`{path}` has no text: no file ends in {looked} (subfolders included)"
-                )));
-            }
-            found
-        } else {
-            vec![path.to_owned()]
-        };
+        Corpus::of_files(path, &files(path)?)
+    }
+
+    /// The text of `files`, which were found at `path`. Errors as [`Corpus::open`].
+    pub(crate) fn of_files(path: &Path, files: &[PathBuf]) -> Result<Corpus> {
         let mut parts = Vec::new();
         let mut start = 0;
-        for file in &files {
+        for file in files {
             if let Some(map) = map(file)? {
                 let len = map.len() as u64;
                 parts.push(Part { start, data: Data::Map(map) });
@@ -90,8 +79,10 @@ impl Corpus {
             }
         }
         if start == 0 {
-            let what =
-                if meta.is_dir() { format!("all {} text files are empty", files.len()) } else { "0 bytes".into() };
+            let what = match files {
+                [only] if only == path => "0 bytes".into(),
+                _ => format!("all {} text files are empty", files.len()),
+            };
             return Err(Error::new(format!("`{}` is empty ({what}); expected text", path.display())));
         }
         Ok(Corpus { parts: parts.into(), range: 0..start, name: path.display().to_string().into() })
@@ -143,6 +134,19 @@ impl Corpus {
             at += n as u64;
             part += 1;
         }
+    }
+
+    /// The file that has the byte `at`: its place among the files, all of its bytes (those before and behind this
+    /// part of the text, too), and where in them the byte is.
+    ///
+    /// # Panics
+    /// If `at` does not lie inside `0..len()`.
+    #[track_caller]
+    pub(crate) fn file_at(&self, at: u64) -> (usize, &[u8], usize) {
+        assert!(at < self.len(), "corpus `{}`: byte {at}, length {}", self.name, self.len());
+        let at = self.range.start + at;
+        let part = self.parts.partition_point(|p| p.start <= at) - 1;
+        (part, self.parts[part].data.bytes(), (at - self.parts[part].start) as usize)
     }
 
     /// The bytes `range` as token ids.
@@ -215,6 +219,23 @@ pub(crate) fn check_fraction(val_fraction: f64) -> Result<()> {
     Ok(())
 }
 
+/// The files of the text at `path`: itself, or all files of a folder that are text. Errors as [`Corpus::open`].
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    let meta = fs::metadata(path).map_err(|e| Error::io("open the text", path, e))?;
+    if !meta.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    collect(path, &mut found)?;
+    found.sort();
+    if found.is_empty() {
+        let looked = EXTENSIONS.map(|e| format!(".{e}")).join(", ");
+        let path = path.display();
+        return Err(Error::new(format!("`{path}` has no text: no file ends in {looked} (subfolders included)")));
+    }
+    Ok(found)
+}
+
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     let read = |e| Error::io("read the folder", folder, e);
     for entry in fs::read_dir(folder).map_err(read)? {
@@ -245,8 +266,9 @@ fn map(path: &Path) -> Result<Option<Mmap>> {
         return Ok(None);
     }
     let file = File::open(path).map_err(|e| Error::io("read the text", path, e))?;
-    // SAFETY: the map is read-only and only ever read through `&[u8]` copies. That nobody shrinks the file meanwhile
-    // cannot be enforced; the module's documentation states it as the user's part and names what happens.
+    // SAFETY: the map is read-only; what reads it copies bytes or classifies them, and holds for any bytes. That nobody
+    // shrinks the file meanwhile cannot be enforced; the module's documentation states it as the user's part and names
+    // what happens.
     let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map the text", path, e))?;
     Ok((!map.is_empty()).then_some(map))
 }

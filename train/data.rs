@@ -1,9 +1,13 @@
 //! What a user names as data, made ready: `math`, or a path to text with its held-out part.
 
-use crate::Result;
+use std::path::Path;
+
 use crate::batches::{Batches, Source, Validation};
-use crate::corpus::Corpus;
+use crate::corpus::{self, Corpus, Split};
+use crate::kinds::{Kind, Unpacked};
+use crate::marks::Marking;
 use crate::math::{MathText, SplitName};
+use crate::{Error, Result};
 
 /// Target tokens of a validation on `math` when no number is asked for: about 1,000 questions.
 pub const MATH_VAL_TOKENS: u64 = 65_536;
@@ -13,28 +17,67 @@ pub const MATH_VAL_TOKENS: u64 = 65_536;
 pub struct Data {
     /// `math`, or the path.
     pub name: String,
+    /// What kind of text it is.
+    pub kind: Kind,
     /// For training.
     pub train: Source,
     /// For validation; `None` if the text is too short to hold anything out.
     pub val: Option<Source>,
-    /// A sentence that the user should see: validation is missing or short.
+    /// How evaluations tell the classes of tokens in a text.
+    pub marking: Option<Marking>,
+    /// A sentence that the user should see: how the text was taken, or that validation is missing or short.
     pub note: Option<String>,
+}
+
+/// The last part of a corpus' name, which names its folders: `book.txt` for `texts/book.txt`.
+///
+/// # Errors
+/// When the name is a path that has no last part, and is not there.
+pub fn short_name(name: &str) -> Result<String> {
+    let path = Path::new(name);
+    let last = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    if let Some(last) = last(path) {
+        return Ok(last);
+    }
+    // `.` and `..` have their name elsewhere, `/` has none.
+    let whole = path.canonicalize().map_err(|e| Error::io("open the text", path, e))?;
+    Ok(last(&whole).unwrap_or_else(|| "root".to_owned()))
 }
 
 impl Data {
     /// `math` is the built-in corpus (a file of that name is `./math`); anything else is a path for [`Corpus::open`],
-    /// split by [`Corpus::split`] for windows of `seq + 1` tokens. Errors are those of these two.
+    /// split by [`Corpus::split`] for windows of `seq + 1` tokens. A folder of DeepMind Mathematics is split as its folders
+    /// say. Errors are those of these two.
     pub fn open(name: &str, val_fraction: f64, seq: usize) -> Result<Data> {
         if name == "math" {
             let text = |split| Source::Math(MathText::new(split));
             let (train, val) = (text(SplitName::Train), Some(text(SplitName::Interpolate)));
-            return Ok(Data { name: name.into(), train, val, note: None });
+            return Ok(Data { name: name.into(), kind: Kind::Mathematics, train, val, marking: None, note: None });
         }
-        let split = Corpus::open(name)?.split(val_fraction, seq)?;
+        let path = Path::new(name);
+        let files = corpus::files(path)?;
+        let kind = Kind::of(&files);
+        let (split, taken) = match Unpacked::find(path, &files) {
+            Some(unpacked) => {
+                let [train, val] = [&unpacked.train, &unpacked.val].map(|files| Corpus::of_files(path, files));
+                let folders = unpacked.folders.join(", ");
+                let how = format!("training on {folders}; validation on interpolate; every second line is an answer");
+                (Split { train: train?, val: val? }, Some(how))
+            }
+            None => {
+                let lines = "taken as lines of questions and answers, for its files are named AREA__MODULE.txt";
+                let split = Corpus::of_files(path, &files)?.split(val_fraction, seq)?;
+                (split, (kind == Kind::Mathematics).then(|| lines.to_owned()))
+            }
+        };
+        let taken = taken.map(|how| format!("`{name}`: {how}"));
         // Nothing was to be held out: then nothing is missing.
-        let note = if val_fraction > 0.0 { split.note(seq) } else { None };
+        let short = if val_fraction > 0.0 { split.note(seq) } else { None };
+        let notes: Vec<String> = taken.into_iter().chain(short).collect();
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
         let val = (split.val.len() >= 2).then_some(Source::Text(split.val));
-        Ok(Data { name: name.into(), train: Source::Text(split.train), val, note })
+        let (train, marking) = (Source::Text(split.train), kind.marking());
+        Ok(Data { name: name.into(), kind, train, val, marking, note })
     }
 
     /// Training batches; see [`Batches::new`].
@@ -45,12 +88,32 @@ impl Data {
     /// Validation windows, at most `max_tokens` target tokens ([`MATH_VAL_TOKENS`] on `math` if `None`); `None` if
     /// there is nothing to validate on. See [`Validation::new`].
     pub fn validation(&self, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Option<Validation>> {
-        let Some(val) = &self.val else { return Ok(None) };
-        let max_tokens = match val {
+        self.val.as_ref().map(|val| self.windows(val, rows, seq, max_tokens)).transpose()
+    }
+
+    /// As [`Data::validation`], on what is trained on.
+    pub fn training_windows(&self, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
+        self.windows(&self.train, rows, seq, max_tokens)
+    }
+
+    fn windows(&self, source: &Source, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
+        let max_tokens = match source {
             Source::Math(_) => max_tokens.or(Some(MATH_VAL_TOKENS)),
             Source::Text(_) => max_tokens,
         };
-        Validation::new(val.clone(), rows, seq, max_tokens).map(Some)
+        let windows = Validation::new(source.clone(), rows, seq, max_tokens)?;
+        Ok(match self.marking {
+            Some(marking) => windows.marked(marking),
+            None => windows,
+        })
+    }
+
+    /// Tokens to train on; `None` for the endless `math`.
+    pub fn train_tokens(&self) -> Option<u64> {
+        match &self.train {
+            Source::Text(text) => Some(text.len()),
+            Source::Math(_) => None,
+        }
     }
 }
 
@@ -63,7 +126,7 @@ mod tests {
     fn math_and_paths() {
         let math = Data::open("math", 0.02, 32).unwrap();
         assert_eq!(math.validation(4, 32, None).unwrap().unwrap().tokens(), MATH_VAL_TOKENS);
-        assert!(math.batches(2, 32, 0).unwrap().get(0).answers.is_some());
+        assert!(math.batches(2, 32, 0).unwrap().get(0).classes.is_some());
         let dir = Scratch::new();
         let path = dir.file("a.txt", vec![b'x'; 10_000]);
         let text = Data::open(path.to_str().unwrap(), 0.02, 32).unwrap();
@@ -85,5 +148,36 @@ mod tests {
         assert_eq!(one.batches(2, 32, 0).unwrap().get(0).tokens.len(), 66);
         assert!(one.validation(2, 32, None).unwrap().is_none() && one.note.is_some());
         assert!(open(33, 0.0).unwrap().note.is_none());
+    }
+    #[test]
+    fn deep_mind_mathematics_is_split_by_its_folders() {
+        let dir = Scratch::new();
+        for (folder, line) in [("train-easy", "1\n2\n"), ("train-hard", "3\n4\n"), ("interpolate", "5\n6\n")] {
+            dir.file(&format!("dm/{folder}/a__b.txt"), line.repeat(50));
+        }
+        dir.file("dm/extrapolate/a__b.txt", "7\n8\n");
+        let data = Data::open(dir.path().join("dm").to_str().unwrap(), 0.02, 32).unwrap();
+        assert_eq!((data.kind, data.train_tokens()), (Kind::Mathematics, Some(400)));
+        let note = data.note.as_ref().unwrap();
+        assert!(note.contains("training on train-easy, train-hard; validation on interpolate"), "{note}");
+        let train: Vec<i64> = data.batches(2, 32, 0).unwrap().get(0).tokens;
+        assert!(train.iter().all(|token| b"1234\n".contains(&(*token as u8))));
+        let val = data.validation(2, 32, None).unwrap().unwrap();
+        let batch = val.batches().next().unwrap();
+        let answers = batch.target_classes().unwrap().iter().filter(|class| class.is_some()).count();
+        assert_eq!((answers, batch.targets().iter().filter(|&&t| t == i64::from(b'6')).count()), (32, 16));
+
+        let one = Data::open(dir.path().join("dm/train-easy").to_str().unwrap(), 0.2, 32).unwrap();
+        assert_eq!((one.kind, one.train_tokens(), one.marking), (Kind::Mathematics, Some(160), Some(Marking::Lines)));
+        assert!(one.note.unwrap().contains("lines of questions and answers"));
+    }
+
+    #[test]
+    fn names_of_corpora() {
+        assert_eq!(short_name("math").unwrap(), "math");
+        assert_eq!(short_name("texts/book.txt").unwrap(), "book.txt");
+        assert_eq!(short_name("texts/").unwrap(), "texts");
+        assert!(!short_name(".").unwrap().contains('.'));
+        assert!(short_name("nowhere/..").unwrap_err().to_string().contains("nowhere"));
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::checkpoint::MODEL_FILE;
+use crate::checkpoint::{MODEL_FILE, is_seed};
+use crate::data::short_name;
 use crate::settings::MODELS;
 use crate::{Error, Result};
 
@@ -57,11 +58,8 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
     }
     let mut found = Found::Nothing;
     for name in names(folder)? {
-        let model = MODELS.contains(&name.as_str()) && folder.join(&name).is_dir();
-        let ours = match model {
-            true => names(&folder.join(&name))?.iter().all(|file| is(file, MODEL_FILE)),
-            false => [RESULTS, LOG, CURVES].iter().any(|whole| is(&name, whole)),
-        };
+        let path = folder.join(&name);
+        let ours = if path.is_dir() { is_models(&path)? } else { is_own(&name) };
         if ours {
             found = Found::Unfinished;
         } else if name != LOCK {
@@ -71,24 +69,94 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
     Ok(found)
 }
 
+/// Whether a run names one of its files so.
+pub(crate) fn is_own(name: &str) -> bool {
+    let picture = name.strip_suffix(&partial("")).unwrap_or(name);
+    let of_corpus = picture.starts_with("curves-") && picture.ends_with(".svg");
+    of_corpus || [RESULTS, LOG, CURVES].iter().any(|whole| is(name, whole))
+}
+
+/// Whether `folder` is that of a model, or of a corpus with folders `seed-<n>` of models, and holds nothing else.
+fn is_models(folder: &Path) -> Result<bool> {
+    let model = |folder: &Path| folder.file_name().is_some_and(|name| MODELS.iter().any(|model| name == *model));
+    let inside = names(folder)?;
+    // A folder is made before its first file is written.
+    let mut ours = model(folder) || !inside.is_empty();
+    for name in inside {
+        let path = folder.join(&name);
+        ours &= match path.is_dir() {
+            false => model(folder) && is(&name, MODEL_FILE),
+            true if is_seed(&path) => {
+                let below: Vec<PathBuf> = names(&path)?.iter().map(|name| path.join(name)).collect();
+                let all =
+                    below.iter().map(|below| Ok(model(below) && is_models(below)?)).collect::<Result<Vec<_>>>()?;
+                all.into_iter().all(|ours| ours)
+            }
+            true => false,
+        };
+    }
+    Ok(ours)
+}
+
 fn names(folder: &Path) -> Result<Vec<String>> {
     let failed = |e| Error::io("read the folder", folder, e);
     let entries = fs::read_dir(folder).map_err(failed)?;
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Removes the files of a run, and nothing else. Its results go last: until then the folder is known for what it is.
-pub(crate) fn clear(folder: &Path) -> Result<()> {
-    let models = MODELS.map(|model| (folder.join(model), MODEL_FILE));
-    for (folder, name) in models.into_iter().chain([LOG, CURVES, RESULTS].map(|name| (folder.to_owned(), name))) {
-        for file in [folder.join(partial(name)), folder.join(name)] {
-            match fs::remove_file(&file) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &file, e)),
-                _ => {}
-            }
+/// Where models of a run may lie in its folder: `<model>` and `<corpus>/seed-<n>/<model>`, as they are found there.
+fn model_folders(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut parents = vec![folder.to_owned()];
+    for name in names(folder)?.iter().map(|name| folder.join(name)).filter(|path| path.is_dir()) {
+        parents.extend(names(&name)?.iter().map(|seed| name.join(seed)).filter(|path| is_seed(path) && path.is_dir()));
+    }
+    let models = parents.iter().flat_map(|parent| MODELS.map(|model| parent.join(model)));
+    Ok(models.filter(|path| path.is_dir()).collect())
+}
+
+fn remove(folder: &Path, name: &str) -> Result<()> {
+    for file in [folder.join(partial(name)), folder.join(name)] {
+        match fs::remove_file(&file) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &file, e)),
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// Removes the models of a run but for those in the folders `keep`, and what folders become empty by that.
+pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf]) -> Result<()> {
+    for model in model_folders(folder)?.iter().filter(|model| !keep.contains(model)) {
+        remove(model, MODEL_FILE)?;
+        // A folder that is not empty stays, and so do those above it.
+        let mut above = model.ancestors().take_while(|path| *path != folder);
+        while above.next().is_some_and(|path| fs::remove_dir(path).is_ok()) {}
+    }
+    Ok(())
+}
+
+/// Removes the pictures of a run. Those of single corpora are known by their names in `corpora`.
+pub(crate) fn clear_pictures<'a>(folder: &Path, corpora: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let names = corpora.into_iter().filter_map(|name| short_name(name).ok()).map(|short| curves_of(&short));
+    names.chain([CURVES.to_owned()]).try_for_each(|name| remove(folder, &name))
+}
+
+/// The picture of one of several corpora.
+pub(crate) fn curves_of(short: &str) -> String {
+    format!("curves-{short}.svg")
+}
+
+/// Removes the files of a run, and nothing else. Its results go last: until then the folder is known for what it is.
+pub(crate) fn clear(folder: &Path) -> Result<()> {
+    let results = folder.join(RESULTS);
+    let results: serde_json::Value = match results.is_file().then(|| fs::read(&results)) {
+        Some(Ok(bytes)) => serde_json::from_slice(&bytes).unwrap_or_default(),
+        _ => serde_json::Value::Null,
+    };
+    let corpora = results["corpora"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+    clear_models(folder, &[])?;
+    clear_pictures(folder, corpora)?;
+    [LOG, RESULTS].iter().try_for_each(|name| remove(folder, name))
 }
 
 /// The right to work in a folder, for as long as it lives. The system takes it back when the process ends, however.
@@ -141,6 +209,8 @@ mod tests {
             &["log.jsonl", "run.lock"],
             &["tango/model.safetensors.partial"],
             &["curves.svg.partial", "untied/model.safetensors"],
+            &["book.txt/seed-0/tango/model.safetensors", "book.txt/seed-12/wango/model.safetensors.partial"],
+            &["tango/model.safetensors", "tango/seed-0/tango/model.safetensors"],
         ] {
             let dir = Scratch::new();
             files.iter().for_each(|name| drop(dir.file(name, "")));
@@ -155,12 +225,40 @@ mod tests {
 
     #[test]
     fn what_is_not_a_runs_is_left_alone() {
-        for name in ["thesis.txt", "tango/thesis.txt", "results.json", "tango", "model.safetensors"] {
+        for name in [
+            "thesis.txt",
+            "tango/thesis.txt",
+            "results.json",
+            "tango",
+            "model.safetensors",
+            "book/seed-0/tango/thesis.txt",
+            "book/seed-x/tango/model.safetensors",
+            "book/seed-0/model.safetensors",
+            "book/tango/model.safetensors",
+        ] {
             let dir = Scratch::new();
             dir.file("log.jsonl", "");
             dir.file(name, "{}");
             assert!(matches!(look(dir.path()).unwrap(), Found::Other(_)), "{name}");
         }
+    }
+
+    #[test]
+    fn models_that_are_kept_stay_and_empty_folders_go() {
+        let dir = Scratch::new();
+        let kept = dir.file("a/seed-0/tango/model.safetensors", "");
+        dir.file("a/seed-0/wango/model.safetensors", "");
+        dir.file("b/seed-1/tango/model.safetensors.partial", "");
+        dir.file("c/seed-1/tango/model.safetensors", "");
+        let mine = dir.file("c/mine.txt", "");
+        clear_models(dir.path(), &[dir.path().join("a/seed-0/tango")]).unwrap();
+        assert!(kept.exists() && mine.exists());
+        assert!(["a/seed-0/wango", "b", "c/seed-1"].iter().all(|gone| !dir.path().join(gone).exists()));
+        dir.file(RESULTS, r#"{"finished": false, "corpora": ["texts/a"]}"#);
+        dir.file("curves-a.svg", "");
+        let picture = dir.file("curves-mine.svg", "");
+        clear(dir.path()).unwrap();
+        assert!(picture.exists() && !kept.exists() && !dir.path().join("curves-a.svg").exists());
     }
 
     #[test]

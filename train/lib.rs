@@ -11,17 +11,22 @@ pub mod data;
 mod error;
 mod folder;
 pub mod inference;
+pub mod kinds;
+mod lean;
 pub mod log;
+pub mod marks;
 pub mod math;
 mod memory;
 mod mix;
 #[cfg(feature = "plots")]
 pub mod plot;
+mod resume;
 pub mod run;
 pub mod sample;
 pub mod scaling;
 pub mod settings;
 pub mod suggest;
+pub mod summary;
 pub mod tokenizer;
 pub mod trainer;
 

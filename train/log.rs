@@ -15,6 +15,12 @@ pub struct Record {
     /// Which model, where several share a log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// On which corpus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corpus: Option<String>,
+    /// With which seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
     /// Optimiser steps done, this one included.
     pub step: u64,
     /// Training loss of the step's batch, nats a token.
@@ -111,6 +117,24 @@ impl Writer {
     }
 }
 
+/// Replaces the log at `path` by one of these records, whole or not at all.
+pub fn replace(path: &Path, records: &[Record]) -> Result<()> {
+    let mut text = String::new();
+    for record in records {
+        text += &serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
+        text.push('\n');
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&partial, path)
+    };
+    write().map_err(|e| Error::io("rewrite the log", path, e))
+}
+
 /// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
 /// parse is an error which names the file, the line and the reason.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
@@ -140,6 +164,8 @@ mod tests {
     fn record(step: u64) -> Record {
         Record {
             model: Some("tango".into()),
+            corpus: None,
+            seed: None,
             step,
             loss: 1.0 / 3.0,
             lr: 3e-4,

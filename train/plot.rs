@@ -1,4 +1,4 @@
-//! `curves.svg`: loss against training tokens for one or several models.
+//! `curves.svg`: loss against training tokens for one or several models on one corpus.
 //!
 //! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points.
 //! Values that are not finite leave gaps. The first drop from the untrained loss would flatten everything else, so the
@@ -13,10 +13,10 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
-/// The points of one model; x in training tokens, y in nats a token.
+/// The points of one training; x in training tokens, y in nats a token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
-    /// Its name in the legend.
+    /// Its name in the legend, and its colour: curves of one name, the seeds of a model, share both.
     pub name: String,
     /// Training losses, x ascending.
     pub train: Vec<(f64, f64)>,
@@ -25,12 +25,14 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// One curve for each model of a log, in order of appearance; records without a model are called `loss`.
-    pub fn from_records(records: &[Record]) -> Vec<Curve> {
+    /// One curve for each model and seed of a log, in order of appearance; records without a model are called `loss`.
+    pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Curve> {
         let mut curves: Vec<Curve> = Vec::new();
+        let mut keys = Vec::new();
         for record in records {
             let name = record.model.as_deref().unwrap_or("loss");
-            let at = curves.iter().position(|c| c.name == name).unwrap_or_else(|| {
+            let at = keys.iter().position(|key| *key == (name, record.seed)).unwrap_or_else(|| {
+                keys.push((name, record.seed));
                 curves.push(Curve { name: name.to_owned(), ..Curve::default() });
                 curves.len() - 1
             });
@@ -104,11 +106,19 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]
         .x_label_formatter(&|x| short(*x))
         .y_label_formatter(&|y| level(*y, y_range.1 - y_range.0))
         .draw()?;
-    for (n, curve) in curves.iter().enumerate() {
-        draw_curve(&mut chart, curve, n, y_range.1)?;
+    let mut models: Vec<Vec<&Curve>> = Vec::new();
+    for curve in curves {
+        match models.iter_mut().find(|model| model[0].name == curve.name) {
+            Some(model) => model.push(curve),
+            None => models.push(vec![curve]),
+        }
     }
-    for (n, curve) in curves.iter().enumerate() {
-        draw_validation(&mut chart, curve, n, y_range.1)?;
+    for (n, model) in models.iter().enumerate() {
+        model.iter().try_for_each(|curve| draw_curve(&mut chart, curve, n, y_range.1))?;
+        draw_legend(&mut chart, model, n)?;
+    }
+    for (n, model) in models.iter().enumerate() {
+        model.iter().try_for_each(|curve| draw_validation(&mut chart, curve, n, y_range.1))?;
     }
     if curves.iter().all(|c| c.train.iter().chain(&c.val).all(|p| !p.1.is_finite())) {
         let style = (FONT, 18).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Center));
@@ -130,32 +140,44 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]
     Ok(())
 }
 
-fn draw_curve<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
+/// The line of model `n`. The eighth has the first's colour, is thinner, and does not fill its points.
+fn strong(n: usize) -> ShapeStyle {
+    COLOURS[n % COLOURS.len()].stroke_width(if n >= COLOURS.len() { 1 } else { 2 })
+}
+
+fn draw_curve(chart: &mut Chart<'_, '_>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
     let colour = COLOURS[n % COLOURS.len()];
-    // The eighth curve has the first's colour, and no filling of its points.
-    let again = n >= COLOURS.len();
-    let strong = colour.stroke_width(if again { 1 } else { 2 });
     for run in runs(&thinned(curve.train.clone()), top) {
         chart.draw_series(LineSeries::new(run, colour.mix(0.22)))?;
     }
-    let smooth = smoothed(&curve.train);
-    for run in runs(&thinned(smooth.clone()), top) {
+    for run in runs(&thinned(smoothed(&curve.train)), top) {
         // A line of one point is invisible.
         if let [only] = run[..] {
             chart.draw_series([Circle::new(only, 2, colour.filled())])?;
         }
-        chart.draw_series(LineSeries::new(run, strong))?;
+        chart.draw_series(LineSeries::new(run, strong(n)))?;
     }
-    let last = |points: &[(f64, f64)]| points.last().map(|p| p.1);
-    let label = match (last(&curve.val), last(&smooth)) {
-        (Some(v), _) => format!("{}: validation {}", curve.name, number(v)),
-        (None, Some(t)) => format!("{}: training {}", curve.name, number(t)),
-        (None, None) => format!("{}: no points", curve.name),
+    Ok(())
+}
+
+/// The line of a model in the legend, with the mean of the last losses of its curves.
+fn draw_legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, model: &[&Curve], n: usize) -> Drawn<()> {
+    let colour = COLOURS[n % COLOURS.len()];
+    let lasts = |points: &dyn Fn(&Curve) -> Option<f64>| model.iter().filter_map(|c| points(c)).collect::<Vec<_>>();
+    let mean = |what: &str, lasts: &[f64]| {
+        let seeds = if lasts.len() > 1 { format!(" (mean of {} seeds)", lasts.len()) } else { String::new() };
+        format!("{}: {what} {}{seeds}", model[0].name, number(lasts.iter().sum::<f64>() / lasts.len() as f64))
     };
-    let has_val = !curve.val.is_empty();
+    let val = lasts(&|curve| curve.val.last().map(|p| p.1));
+    let train = lasts(&|curve| smoothed(&curve.train).last().map(|p| p.1));
+    let label = match (val.is_empty(), train.is_empty()) {
+        (false, _) => mean("validation", &val),
+        (true, false) => mean("training", &train),
+        (true, true) => format!("{}: no points", model[0].name),
+    };
+    let size = if val.is_empty() { 0 } else { 4 };
     chart.draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?.label(label).legend(move |(x, y)| {
-        let line = PathElement::new(vec![(x, y), (x + 26, y)], strong);
-        let size = if has_val { 4 } else { 0 };
+        let line = PathElement::new(vec![(x, y), (x + 26, y)], strong(n));
         EmptyElement::at((0, 0)) + line + Circle::new((x + 13, y), size, colour.filled())
     });
     Ok(())
@@ -305,7 +327,11 @@ mod tests {
         picture(&[curve(line(10, |_| 0.0), vec![])]);
         assert!(picture(&[curve(line(10, |_| f64::NAN), vec![])]).contains("no finite values"));
         picture(&[curve(line(10, |i| if i > 5.0 { f64::INFINITY } else { i }), vec![(1.0, f64::NAN)])]);
-        picture(&(0..9).map(|n| curve(line(3, |i| i + f64::from(n)), vec![])).collect::<Vec<_>>());
+        let named = |n: i32| Curve { name: n.to_string(), ..curve(line(3, |i| i + f64::from(n)), vec![]) };
+        picture(&(0..9).map(named).collect::<Vec<_>>());
+        let seeds = [1.0, 2.0].map(|y| curve(line(3, |i| i), vec![(1.0, y)]));
+        let svg = picture(&seeds);
+        assert_eq!((svg.matches("tango:").count(), svg.matches("validation 1.500 (mean of 2 seeds)").count()), (1, 1));
     }
 
     #[test]
@@ -341,6 +367,8 @@ mod tests {
     fn records_become_one_curve_a_model() {
         let record = |model: &str, tokens, val_loss| Record {
             model: Some(model.into()),
+            corpus: None,
+            seed: None,
             step: 1,
             loss: 2.5,
             lr: 0.0,
@@ -352,6 +380,8 @@ mod tests {
         let curves = Curve::from_records(&[record("a", 10, None), record("b", 10, None), record("a", 20, Some(1.5))]);
         assert_eq!(curves.len(), 2);
         assert_eq!((curves[0].train.len(), curves[0].val.clone()), (2, vec![(20.0, 1.5)]));
+        let seed = |seed| Record { seed: Some(seed), ..record("a", 10, None) };
+        assert_eq!(Curve::from_records(&[seed(0), seed(1), seed(0)]).len(), 2);
         let dir = Scratch::new();
         let path = dir.path().join("curves.svg");
         write(&path, "t", &curves).unwrap();

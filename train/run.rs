@@ -3,50 +3,90 @@
 //! ```text
 //! results.json              settings, data, machine, one row per trained model; `finished` is true at the very end
 //! log.jsonl                 one line per step
-//! curves.svg                the log as a picture
+//! curves.svg                the log as a picture; of several corpora one each, curves-<corpus>.svg
 //! run.lock                  held while the run works
 //! <model>/model.safetensors
+//! <corpus>/seed-<n>/<model>/model.safetensors     instead, if there are several corpora or seeds
 //! ```
 //!
 //! `results.json` is written first and replaced whole after every model, so that rows survive whatever happens to the
-//! next model, and a folder without `finished` is never taken for a result.
+//! next model, and a folder without `finished` is never taken for a result. Rows say in which folder their model is: a run
+//! that is extended leaves finished models where they are.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kumiki_models::accounting::block_params;
+use kumiki_models::width_error;
 use kumiki_ops::simd;
 use kumiki_tensor::threads;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::batches::Source;
 use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
-use crate::data::Data;
+use crate::data::{Data, short_name};
 use crate::folder::{self, Found, LOCK, LOG, Lock, RESULTS};
+use crate::kinds::Kind;
 use crate::log::Writer;
 use crate::memory;
+use crate::resume;
 use crate::settings::{MODELS, Settings};
+use crate::summary::{Summary, summarize};
 use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
 
-/// What was asked for.
-#[derive(Clone, Debug, Serialize)]
+/// What was asked for: every model on every corpus with every seed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The command, as `compare tango`.
     pub experiment: String,
     /// The preset that the settings started from.
     pub preset: String,
-    /// The settings.
+    /// The settings; their seed is the first of `seeds`.
     pub settings: Settings,
+    /// The corpora: paths or `math`.
+    pub corpora: Vec<String>,
+    /// The seeds.
+    pub seeds: Vec<u64>,
     /// The models, in the order of training.
     pub models: Vec<String>,
+}
+
+/// One training of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The corpus.
+    pub corpus: String,
+    /// The seed.
+    pub seed: u64,
+    /// The model.
+    pub model: String,
+}
+
+impl std::fmt::Display for Cell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` on `{}` with seed {}", self.model, self.corpus, self.seed)
+    }
+}
+
+/// What to do with a run that is in the folder already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// Leave it alone: an error.
+    Refuse,
+    /// Replace it, unless it is finished.
+    Restart,
+    /// Keep what is finished and do the rest.
+    Resume,
 }
 
 impl Plan {
     /// Everything that can be known to be wrong before any work is done.
     ///
     /// # Errors
-    /// As [`Settings::check`] and [`Settings::model`]; also without models, with one twice, or when the memory cannot do.
+    /// As [`Settings::check`] and [`Settings::model`]; also without models, with a model, corpus or seed twice, with
+    /// corpora that cannot be told apart, or when the memory cannot do.
     pub fn check(&self) -> Result<()> {
         self.settings.check()?;
         let Settings { batch, seq, accumulate, checkpoint_activations, .. } = self.settings;
@@ -62,69 +102,201 @@ impl Plan {
                 return Err(Error::new(format!("model `{model}` is named twice")));
             }
         }
+        if let Some((_, seed)) = self.seeds.iter().enumerate().find(|(i, seed)| self.seeds[..*i].contains(seed)) {
+            return Err(Error::new(format!("seed {seed} is named twice")));
+        }
+        if self.seeds.is_empty() || self.corpora.is_empty() {
+            return Err(Error::new("a run needs at least one corpus and one seed"));
+        }
+        self.check_corpora()
+    }
+
+    fn check_corpora(&self) -> Result<()> {
+        let mut shorts: Vec<String> = Vec::new();
+        for name in &self.corpora {
+            if name.is_empty() {
+                return Err(Error::new("the name of a corpus is empty; expected a path or `math`"));
+            }
+            // Some file systems do not tell cases apart.
+            let short = short_name(name)?.to_lowercase();
+            if let Some(at) = shorts.iter().position(|other| *other == short) {
+                let other = &self.corpora[at];
+                return Err(Error::new(match name == other {
+                    true => format!("corpus `{name}` is named twice"),
+                    false => format!(
+                        "corpora `{other}` and `{name}` have the same last name `{short}`, which names their folders; \
+                         rename one of them"
+                    ),
+                }));
+            }
+            if self.is_wide() && (folder::is_own(&short) || short.starts_with(LOCK)) {
+                return Err(Error::new(format!(
+                    "corpus `{name}` has the name of a file that the run writes; rename it"
+                )));
+            }
+            shorts.push(short);
+        }
         Ok(())
+    }
+
+    /// A sentence for every model that cannot have about as many parameters as the others.
+    fn sizes(&self) -> Result<Vec<String>> {
+        let Settings { params, d_model, blocks, .. } = self.settings;
+        let mut notes = vec![];
+        for model in &self.models {
+            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
+            if width_error(&config.architecture, params) > 0.05 {
+                let found = block_params(&config.architecture);
+                notes.push(format!(
+                    "`{model}` has {found} parameters where {params} were asked for: with d_model {d_model} and {blocks} \
+                     blocks it comes no nearer"
+                ));
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Whether there are several corpora or seeds.
+    pub fn is_wide(&self) -> bool {
+        self.corpora.len() * self.seeds.len() > 1
+    }
+
+    /// Everything to train, in order.
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for corpus in &self.corpora {
+            for &seed in &self.seeds {
+                cells.extend(self.models.iter().map(|model| Cell {
+                    corpus: corpus.clone(),
+                    seed,
+                    model: model.clone(),
+                }));
+            }
+        }
+        cells
+    }
+
+    /// Where a new model of this plan is put, seen from the run's folder.
+    fn folder_of(&self, cell: &Cell) -> Result<String> {
+        if !self.is_wide() {
+            return Ok(cell.model.clone());
+        }
+        Ok(format!("{}/seed-{}/{}", short_name(&cell.corpus)?, cell.seed, cell.model))
     }
 }
 
 /// What the numbers were measured on.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Vector instructions in use.
     pub simd: String,
     /// Threads in use.
     pub threads: usize,
     /// Operating system.
-    pub os: &'static str,
+    pub os: String,
     /// Processor family.
-    pub arch: &'static str,
+    pub arch: String,
 }
 
 impl Machine {
     /// This one.
     pub fn here() -> Machine {
-        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+        let [os, arch] = [std::env::consts::OS, std::env::consts::ARCH].map(str::to_owned);
         Machine { simd: simd::level().to_string(), threads: threads::current_threads(), os, arch }
     }
 }
 
-/// What is known of the text.
-#[derive(Clone, Debug, Serialize)]
+/// What is known of a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataFacts {
     /// A path or `math`.
     pub name: String,
+    /// What kind of text it is.
+    pub kind: Kind,
+    /// Tokens to train on; absent for the endless `math`.
+    pub train_tokens: Option<u64>,
     /// Target tokens of an evaluation.
     pub val_tokens: u64,
     /// Entropy of single tokens of the held-out text, in nats: what a model must fall below.
     pub unigram_nll: Option<f64>,
 }
 
+impl DataFacts {
+    fn of(data: &Data, settings: &Settings) -> Result<DataFacts> {
+        let &Settings { batch, seq, seed, eval_tokens, .. } = settings;
+        let validation = data.validation(batch, seq, Some(eval_tokens))?;
+        // The endless text has the same entropy however much of it is read.
+        let enough = eval_tokens.min(ENTROPY_TOKENS);
+        let for_entropy = match &data.val {
+            Some(Source::Math(_)) => data.validation(batch, seq, Some(enough))?,
+            _ => validation.clone(),
+        };
+        // The last thing that can be wrong with the data, before a file is written.
+        data.batches(batch, seq, seed)?;
+        Ok(DataFacts {
+            name: data.name.clone(),
+            kind: data.kind,
+            train_tokens: data.train_tokens(),
+            val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
+            unigram_nll: for_entropy.as_ref().map(unigram_entropy),
+        })
+    }
+}
+
+/// A model that is done.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// The corpus.
+    pub corpus: String,
+    /// The seed.
+    pub seed: u64,
+    /// Where the model is, seen from the run's folder.
+    pub folder: String,
+    /// What was measured.
+    #[serde(flatten)]
+    pub result: ModelResult,
+}
+
+impl Row {
+    /// What it is a row of.
+    pub fn cell(&self) -> Cell {
+        Cell { corpus: self.corpus.clone(), seed: self.seed, model: self.result.model.clone() }
+    }
+}
+
 /// What a model failed with.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
-    /// Its name.
+    /// The corpus.
+    pub corpus: String,
+    /// The seed.
+    pub seed: u64,
+    /// The model's name.
     pub model: String,
     /// The sentence.
     pub error: String,
 }
 
 /// The contents of `results.json`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// Version of the program.
-    pub kumiki: &'static str,
+    pub kumiki: String,
     /// Whether everything that was planned is done.
     pub finished: bool,
     /// What was asked for.
     #[serde(flatten)]
     pub plan: Plan,
-    /// The text.
-    pub data: DataFacts,
+    /// The corpora.
+    pub data: Vec<DataFacts>,
     /// The machine.
     pub machine: Machine,
-    /// The trained models.
-    pub rows: Vec<ModelResult>,
+    /// The trained models, in the order of the plan.
+    pub rows: Vec<Row>,
+    /// The same over seeds: one for every corpus and model.
+    pub summary: Vec<Summary>,
     /// Why the run ended early.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<Failure>,
 }
 
@@ -135,31 +307,42 @@ const ENTROPY_TOKENS: u64 = 1 << 20;
 pub struct Run {
     /// What will stand in `results.json`.
     pub results: Results,
+    /// Sentences that the user should see before it starts.
+    pub notes: Vec<String>,
     folder: PathBuf,
-    data: Data,
+    data: Vec<Data>,
     log: Writer,
     lock: Lock,
 }
 
 /// What `folder` holds, or why it is refused. `locked`: whether this run has its lock already.
-fn refuse(folder: &Path, restart: bool, locked: bool) -> Result<Found> {
+fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<Found> {
     let found = folder::look(folder)?;
     let name = folder.display();
     let why = match &found {
         Found::Nothing => return Ok(found),
+        Found::Finished if existing == Existing::Resume => return Ok(found),
         Found::Unfinished => {
             // Who works there says more than that the run is not finished.
             if !locked {
                 Lock::check(folder)?;
             }
-            if restart {
+            if existing != Existing::Refuse {
                 return Ok(found);
             }
-            format!("`{name}` holds an unfinished run; replace it with --restart or choose another folder with --out")
+            format!(
+                "`{name}` holds an unfinished run; continue it with --resume, replace it with --restart, or choose another \
+                 folder with --out"
+            )
         }
-        Found::Finished => {
-            format!("`{name}` holds a finished run, which is never overwritten; choose another folder with --out")
-        }
+        Found::Finished => format!(
+            "`{name}` holds a finished run, which is never overwritten; extend it with --resume or choose another folder \
+             with --out"
+        ),
+        Found::Other(first) if existing == Existing::Resume && first == RESULTS => format!(
+            "`{}` is damaged, or no run of kumiki's wrote it: it does not say whether it is finished",
+            folder.join(first).display()
+        ),
         Found::Other(first) => format!(
             "`{name}` is not empty and holds no run of kumiki's (it has `{first}`); choose another folder with --out"
         ),
@@ -168,56 +351,70 @@ fn refuse(folder: &Path, restart: bool, locked: bool) -> Result<Found> {
 }
 
 impl Run {
-    /// Takes possession of `folder`, which is made if need be. `restart` allows to replace an unfinished run in it.
+    /// Takes possession of `folder`, which is made if need be. `data` are the plan's corpora, in order.
     ///
     /// # Errors
-    /// When the plan does not hold, or the folder has a finished run, an unfinished one without `restart`, one that is
-    /// still at work, or files that are not a run's.
-    pub fn begin(plan: Plan, data: Data, folder: &Path, restart: bool) -> Result<Run> {
+    /// When the plan does not hold, the folder has a run and `existing` does not allow for it, one is still at work there,
+    /// one cannot be resumed (it was asked something else, or its files are damaged), or it has files that are not a run's.
+    pub fn begin(plan: Plan, data: Vec<Data>, folder: &Path, existing: Existing) -> Result<Run> {
         plan.check()?;
-        refuse(folder, restart, false)?;
-        let &Settings { batch, seq, seed, eval_tokens, .. } = &plan.settings;
-        let validation = data.validation(batch, seq, Some(eval_tokens))?;
-        // The endless text has the same entropy however much of it is read.
-        let enough = eval_tokens.min(ENTROPY_TOKENS);
-        let for_entropy = match &data.val {
-            Some(Source::Math(_)) => data.validation(batch, seq, Some(enough))?,
-            _ => validation.clone(),
-        };
-        let facts = DataFacts {
-            name: data.name.clone(),
-            val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
-            unigram_nll: for_entropy.as_ref().map(unigram_entropy),
-        };
-        // The last thing that can be wrong with the data, before a file is written.
-        data.batches(batch, seq, seed)?;
+        let resuming = |found: Found| existing == Existing::Resume && found != Found::Nothing;
+        // Everything that can be wrong is found before a file is written.
+        let old = if resuming(refuse(folder, existing, false)?) { Some(resume::read(folder)?) } else { None };
+        old.iter().try_for_each(|old| old.check(&plan))?;
+        let facts = data.iter().map(|data| DataFacts::of(data, &plan.settings)).collect::<Result<Vec<_>>>()?;
+        old.iter().try_for_each(|old| old.check_data(&facts))?;
         fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
-        let (kumiki, machine) = (env!("CARGO_PKG_VERSION"), Machine::here());
-        let results = Results { kumiki, finished: false, plan, data: facts, machine, rows: vec![], failed: None };
         let lock = Lock::take(folder)?;
         // Once more, for another run may have come and gone since.
-        if refuse(folder, restart, true)? == Found::Unfinished {
+        let found = refuse(folder, existing, true)?;
+        let mut rows = vec![];
+        let mut notes = plan.sizes()?;
+        notes.extend(data.iter().filter_map(|data| data.note.clone()));
+        let log = folder.join(LOG);
+        let log = if resuming(found) {
+            let old = resume::read(folder)?;
+            old.check(&plan)?;
+            old.check_data(&facts)?;
+            notes.extend(old.notes(&plan));
+            rows = old.keep(folder, &plan)?;
+            Writer::append(log)?
+        } else {
             folder::clear(folder)?;
-        }
-        let log = Writer::create(folder.join(LOG))?;
-        let mut run = Run { results, folder: folder.to_owned(), data, log, lock };
+            Writer::create(log)?
+        };
+        let (kumiki, machine) = (env!("CARGO_PKG_VERSION").to_owned(), Machine::here());
+        let (data_facts, summary, finished, failed) = (facts, vec![], false, None);
+        let results = Results { kumiki, finished, plan, data: data_facts, machine, rows, summary, failed };
+        let mut run = Run { results, notes, folder: folder.to_owned(), data, log, lock };
         run.write()?;
         Ok(run)
     }
 
-    /// Trains the model `name` and adds its row, or notes why there is none.
+    /// What is still to be trained, in order.
+    pub fn cells(&self) -> Vec<Cell> {
+        let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
+        self.results.plan.cells().into_iter().filter(|cell| !done.contains(cell)).collect()
+    }
+
+    /// Trains one of [`Run::cells`] and adds its row, or notes why there is none.
     ///
     /// # Errors
     /// As [`train_model`].
-    pub fn train(&mut self, name: &str, show: &mut dyn FnMut(Event)) -> Result<()> {
-        let folder = self.folder.join(name);
-        match train_model(name, &self.results.plan.settings, &self.data, &mut self.log, &folder, show) {
-            Ok(row) => {
-                self.results.rows.push(row);
+    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<()> {
+        let folder = self.results.plan.folder_of(cell)?;
+        let data = (self.data.iter().find(|data| data.name == cell.corpus))
+            .ok_or_else(|| Error::new(format!("`{}` is no corpus of this run", cell.corpus)))?;
+        let settings = Settings { seed: cell.seed, ..self.results.plan.settings.clone() };
+        match train_model(&cell.model, &settings, data, &mut self.log, &self.folder.join(&folder), show) {
+            Ok(result) => {
+                let Cell { corpus, seed, .. } = cell.clone();
+                self.results.rows.push(Row { corpus, seed, folder, result });
                 self.write()
             }
             Err(e) => {
-                self.results.failed = Some(Failure { model: name.to_owned(), error: e.to_string() });
+                let Cell { corpus, seed, model } = cell.clone();
+                self.results.failed = Some(Failure { corpus, seed, model, error: e.to_string() });
                 self.write()?;
                 self.draw()?;
                 Err(e)
@@ -240,13 +437,21 @@ impl Run {
 
     #[cfg(feature = "plots")]
     fn draw(&self) -> Result<()> {
-        let Plan { experiment, preset, .. } = &self.results.plan;
-        let curves = crate::plot::Curve::from_records(&crate::log::read(self.folder.join(LOG))?);
-        // The path is in results.json; the picture may be shown to others.
-        let name =
-            Path::new(&self.data.name).file_name().map_or(self.data.name.as_str().into(), |n| n.to_string_lossy());
-        let title = format!("{experiment}, preset {preset}, on {name}");
-        crate::plot::write(self.folder.join(folder::CURVES), &title, &curves)
+        let Plan { experiment, preset, corpora, .. } = &self.results.plan;
+        let records = crate::log::read(self.folder.join(LOG))?;
+        for corpus in corpora {
+            let curves = crate::plot::Curve::from_records(records.iter().filter(|r| r.corpus.as_ref() == Some(corpus)));
+            // One of several that a failure kept from being begun.
+            if curves.is_empty() && corpora.len() > 1 {
+                continue;
+            }
+            // The path is in results.json; the picture may be shown to others.
+            let short = short_name(corpus)?;
+            let title = format!("{experiment}, preset {preset}, on {short}");
+            let name = if corpora.len() > 1 { folder::curves_of(&short) } else { folder::CURVES.to_owned() };
+            crate::plot::write(self.folder.join(name), &title, &curves)?;
+        }
+        Ok(())
     }
 
     #[cfg(not(feature = "plots"))]
@@ -260,6 +465,10 @@ impl Run {
             fs::create_dir_all(&self.folder).map_err(|e| Error::io("create the folder", &self.folder, e))?;
             self.lock = Lock::take(&self.folder)?;
         }
+        let results = &mut self.results;
+        let order = results.plan.cells();
+        results.rows.sort_by_key(|row| order.iter().position(|cell| *cell == row.cell()));
+        results.summary = summarize(&results.plan, &results.rows);
         let path = self.folder.join(RESULTS);
         let partial = self.folder.join(folder::partial(RESULTS));
         let text = serde_json::to_string_pretty(&self.results)

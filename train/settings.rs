@@ -208,6 +208,15 @@ impl Settings {
         Ok(())
     }
 
+    /// The first setting in which `self` and `other` differ, but for the seed: its name and both values.
+    pub fn difference(&self, other: &Settings) -> Option<(String, Value, Value)> {
+        let other = other.to_map();
+        let differs = |(key, value): &(String, Value)| key != "seed" && other.get(key) != Some(value);
+        let (key, value) = self.to_map().into_iter().find(differs)?;
+        let found = other.get(&key).cloned().unwrap_or_default();
+        Some((key, value, found))
+    }
+
     fn to_map(&self) -> serde_json::Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(map)) => map,

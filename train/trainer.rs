@@ -8,6 +8,7 @@ use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
 use kumiki_tensor::{DType, Rng, Tensor};
 
 use crate::batches::{Batch, Batches, Validation};
+use crate::marks::Class;
 use crate::{Error, Result};
 
 /// What an optimiser step does, apart from the data.
@@ -164,11 +165,16 @@ pub struct Evaluation {
     pub nll: f64,
     /// Target tokens.
     pub tokens: u64,
-    /// The same over the tokens of answers, where the source knows which those are.
-    pub answers: Option<(f64, u64)>,
+    /// The same over the tokens of every [`Class`], where the source has it; see [`Evaluation::of`].
+    pub classes: [Option<(f64, u64)>; Class::ALL.len()],
 }
 
 impl Evaluation {
+    /// The loss over the tokens of `class` and their number.
+    pub fn of(&self, class: Class) -> Option<(f64, u64)> {
+        self.classes[class as usize]
+    }
+
     /// Bits per token; per byte with the byte tokenizer.
     pub fn bits(&self) -> f64 {
         self.nll / std::f64::consts::LN_2
@@ -186,7 +192,7 @@ impl Evaluation {
 /// When there is nothing to evaluate, or the model has diverged: a loss that is no finite number is no result.
 pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0f64, 0u64);
-    let mut answers: Option<(f64, u64)> = None;
+    let mut classes = [(0f64, 0u64); Class::ALL.len()];
     for batch in validation.batches() {
         let (inputs, targets) = to_tensors(&batch);
         let rows = model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec();
@@ -197,13 +203,11 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
                 "the model has diverged: its loss over the first {tokens} tokens is {sum}"
             )));
         }
-        if let Some(wanted) = batch.answer_targets() {
-            let (nll, n) = answers.get_or_insert((0.0, 0));
-            for (loss, target) in rows.iter().zip(wanted) {
-                if target != kumiki_models::IGNORE {
-                    *nll += loss;
-                    *n += 1;
-                }
+        for (loss, class) in rows.iter().zip(batch.target_classes().into_iter().flatten()) {
+            if let Some(class) = class {
+                let (nll, n) = &mut classes[class as usize];
+                *nll += loss;
+                *n += 1;
             }
         }
         progress(tokens);
@@ -211,8 +215,8 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
     if tokens == 0 {
         return Err(Error::new("there is nothing to evaluate: 0 target tokens"));
     }
-    let answers = answers.filter(|&(_, n)| n > 0).map(|(nll, n)| (nll / n as f64, n));
-    Ok(Evaluation { nll: sum / tokens as f64, tokens, answers })
+    let classes = classes.map(|(nll, n)| (n > 0).then(|| (nll / n as f64, n)));
+    Ok(Evaluation { nll: sum / tokens as f64, tokens, classes })
 }
 
 #[cfg(test)]

@@ -22,10 +22,10 @@ fn compare_on_math_then_evaluate_and_generate() {
 
     let results = json(&dir.path("run/results.json"));
     assert_eq!((results["finished"].as_bool(), results["preset"].as_str()), (Some(true), Some("nano")));
-    assert_eq!((results["data"]["name"].as_str(), results["machine"]["threads"].as_u64()), (Some("math"), Some(2)));
+    assert_eq!((results["data"][0]["name"].as_str(), results["machine"]["threads"].as_u64()), (Some("math"), Some(2)));
     let rows = results["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
-    let entropy = results["data"]["unigram_nll"].as_f64().unwrap();
+    let entropy = results["data"][0]["unigram_nll"].as_f64().unwrap();
     assert!((2.0..4.0).contains(&entropy), "{entropy}");
     for row in rows {
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
@@ -174,7 +174,8 @@ fn help_teaches() {
         assert!(said.out.contains("Examples:") && said.out.contains("kumiki "), "{command:?}: {}", said.out);
     }
     let help = succeed(&["compare", "--help"]).out;
-    for word in ["nano", "paper", "untied", "--eval-tokens", "Optimiser:", "Model:"] {
+    for word in ["nano", "paper", "untied", "--eval-tokens", "Optimiser:", "Model:", "--corpora", "--seeds", "--resume"]
+    {
         assert!(help.contains(word), "{word}");
     }
     assert_eq!(run(&[]).code, 2);

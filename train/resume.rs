@@ -1,0 +1,274 @@
+//! What an interrupted or a finished run leaves for the one that continues it: its finished models.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
+use crate::log::{self, Record};
+use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
+use crate::{Error, Result};
+
+/// A run as it is found.
+pub(crate) struct Old {
+    path: PathBuf,
+    results: Results,
+    records: Vec<Record>,
+}
+
+fn cell_of(record: &Record) -> Option<Cell> {
+    let (corpus, seed, model) = (record.corpus.clone()?, record.seed?, record.model.clone()?);
+    Some(Cell { corpus, seed, model })
+}
+
+/// Reads the run in `folder`.
+///
+/// # Errors
+/// When `results.json` or the log is missing, damaged or of another version, or they do not agree.
+pub(crate) fn read(folder: &Path) -> Result<Old> {
+    let path = folder.join(RESULTS);
+    if !path.is_file() {
+        return Err(Error::new(format!(
+            "`{}` has no {RESULTS}, so there is nothing to resume; replace what is there with --restart",
+            folder.display()
+        )));
+    }
+    let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
+    let failed =
+        |why: &dyn std::fmt::Display| Error::new(format!("`{}` cannot be resumed from: {why}", path.display()));
+    let results: Results = serde_json::from_slice(&bytes)
+        .map_err(|e| failed(&format!("{e}; expected the results of this version of kumiki")))?;
+    let log = folder.join(LOG);
+    // Before the first step there may be no log yet.
+    let records = if log.is_file() || !results.rows.is_empty() { log::read(&log)? } else { vec![] };
+    for row in &results.rows {
+        let cell = row.cell();
+        let of_cell = records.iter().filter(|record| cell_of(record).as_ref() == Some(&cell));
+        let (steps, found) = (results.plan.settings.steps, of_cell.count() as u64);
+        if found != steps {
+            let log = log.display();
+            return Err(failed(&format!("`{log}` has {found} of the {steps} steps of {cell}, which is finished")));
+        }
+    }
+    Ok(Old { path, results, records })
+}
+
+impl Old {
+    /// Whether `plan` continues this run: the same experiment and settings, and everything finished is asked for again.
+    ///
+    /// # Errors
+    /// Names the first difference.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
+        let Results { plan: old, rows, .. } = &self.results;
+        let differs = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
+            let path = self.path.display();
+            Err(Error::new(format!(
+                "the run of `{path}` had {what} {then}, now it is {now}; --resume needs the same, --out another folder"
+            )))
+        };
+        if old.experiment != plan.experiment {
+            return differs("the experiment", &old.experiment, &plan.experiment);
+        }
+        if let Some((key, then, now)) = old.settings.difference(&plan.settings) {
+            return differs(&key, &then, &now);
+        }
+        let asked = plan.cells();
+        match rows.iter().map(Row::cell).find(|cell| !asked.contains(cell)) {
+            None => Ok(()),
+            Some(cell) => Err(Error::new(format!(
+                "`{}` has {cell} finished, which is not asked for; --resume can add to a run but leave nothing out",
+                self.path.display()
+            ))),
+        }
+    }
+
+    /// Whether the texts of finished models are still the same, as far as their lengths and frequencies tell.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub(crate) fn check_data(&self, facts: &[DataFacts]) -> Result<()> {
+        for now in facts.iter().filter(|facts| self.results.rows.iter().any(|row| row.corpus == facts.name)) {
+            let then = self.results.data.iter().find(|then| then.name == now.name);
+            if let Some(then) = then.filter(|then| *then != now) {
+                let text = |facts: &DataFacts| {
+                    let train = facts.train_tokens.map_or("endless".to_owned(), |n| n.to_string());
+                    let entropy = facts.unigram_nll.map_or(String::new(), |e| format!(" of {e} nats"));
+                    format!("{train} training tokens, {} to validate on{entropy}", facts.val_tokens)
+                };
+                return Err(Error::new(format!(
+                    "`{}` has changed since models were trained on it: {} then, {} now; --out another folder",
+                    now.name,
+                    text(then),
+                    text(now)
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the user should know: how much is done, what starts again, and whether the machine is another.
+    pub(crate) fn notes(&self, plan: &Plan) -> Vec<String> {
+        let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
+        let all = plan.cells();
+        let mut notes = vec![format!("resuming: {} of {} models are done", done.len(), all.len())];
+        let last = self.records.last().and_then(|record| Some((cell_of(record)?, record.step)));
+        if let Some((cell, step)) = last.filter(|(cell, _)| !done.contains(cell) && all.contains(cell)) {
+            notes.push(format!("{cell} was interrupted after step {step} and starts again from its beginning"));
+        }
+        let (then, now) = (&self.results.machine, Machine::here());
+        if !done.is_empty() && *then != now {
+            let text = |m: &Machine| format!("{} on {} {}, {} threads", m.simd, m.os, m.arch, m.threads);
+            notes.push(format!("what is done was done with {}, this is {}", text(then), text(&now)));
+        }
+        notes
+    }
+
+    /// Leaves of the run in `folder` what is finished, for `plan` to go on with, and returns its rows.
+    ///
+    /// # Errors
+    /// When a file cannot be written or removed; then everything finished is still there.
+    pub(crate) fn keep(self, folder: &Path, plan: &Plan) -> Result<Vec<Row>> {
+        let Old { results, records, .. } = self;
+        let done: Vec<Cell> = results.rows.iter().map(Row::cell).collect();
+        let kept: Vec<Record> =
+            records.into_iter().filter(|record| cell_of(record).is_some_and(|cell| done.contains(&cell))).collect();
+        log::replace(&folder.join(LOG), &kept)?;
+        let folders: Vec<PathBuf> = results.rows.iter().map(|row| folder.join(&row.folder)).collect();
+        clear_models(folder, &folders)?;
+        let old = &results.plan.corpora;
+        // The picture of one corpus and those of several have other names.
+        if (old.len() > 1) != (plan.corpora.len() > 1) {
+            clear_pictures(folder, old.iter().map(String::as_str))?;
+        }
+        Ok(results.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Data;
+    use crate::run::{Existing, Run};
+    use crate::scratch::Scratch;
+    use crate::settings::Settings;
+
+    fn plan(corpora: &[&str], seeds: &[u64], models: &[&str]) -> Plan {
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let tiny = Settings { steps: 2, seq: 16, batch: 2, eval_tokens: 32, d_model: 16, params: 5000, ..nano() };
+        let settings = Settings { seed: seeds[0], ..tiny };
+        let (experiment, preset) = ("compare tango".to_owned(), "nano".to_owned());
+        Plan { experiment, preset, settings, corpora: names(corpora), seeds: seeds.into(), models: names(models) }
+    }
+
+    fn nano() -> Settings {
+        Settings::preset("nano").unwrap()
+    }
+
+    fn begin(plan: Plan, folder: &Path, existing: Existing) -> Result<Run> {
+        let data = plan.corpora.iter().map(|name| Data::open(name, 0.1, plan.settings.seq)).collect::<Result<_>>()?;
+        Run::begin(plan, data, folder, existing)
+    }
+
+    /// Trains up to `most` cells, and finishes when that is all.
+    fn train(mut run: Run, most: usize) -> Vec<String> {
+        let cells = run.cells();
+        cells.iter().take(most).for_each(|cell| run.train(cell, &mut |_| {}).unwrap());
+        if cells.len() <= most {
+            run.finish().unwrap();
+        }
+        run.notes
+    }
+
+    /// What a refused attempt says; it must leave every file as it was.
+    #[track_caller]
+    fn refused(plan: Plan, folder: &Path) -> String {
+        let files = || {
+            let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+            all.sort();
+            all.into_iter().map(|path| (fs::read(&path).ok(), path)).collect::<Vec<_>>()
+        };
+        let before = files();
+        let error = begin(plan, folder, Existing::Resume).err().expect("must be refused").to_string();
+        assert!(files() == before, "{error}");
+        error
+    }
+
+    #[test]
+    fn a_run_goes_on_where_it_stopped_and_grows() {
+        let dir = Scratch::new();
+        let out = dir.path().join("out");
+        let text = dir.file("text.txt", "some text, and more of it. ".repeat(40));
+        let both = ["math", text.to_str().unwrap()];
+        let first = plan(&["math"], &[3], &["tango", "recurrent"]);
+        assert!(train(begin(first.clone(), &out, Existing::Resume).unwrap(), 1).is_empty(), "an empty folder");
+        // The second model was begun: a line in the log, a file in its folder.
+        let mut cut = log::read(out.join(LOG)).unwrap();
+        let begun = Record { model: Some("recurrent".into()), step: 1, ..cut[0].clone() };
+        log::Writer::append(out.join(LOG)).unwrap().write(&begun).unwrap();
+        let stale = dir.file("out/recurrent/model.safetensors", "stale");
+        let run = begin(first, &out, Existing::Resume).unwrap();
+        assert!(!stale.exists());
+        assert_eq!(log::read(out.join(LOG)).unwrap(), cut);
+        let notes = train(run, 9).join("; ");
+        assert!(
+            notes.contains("1 of 2 models are done")
+                && notes.contains("`recurrent` on `math` with seed 3 was interrupted after step 1"),
+            "{notes}"
+        );
+        cut = log::read(out.join(LOG)).unwrap();
+
+        let model = fs::read(out.join("tango/model.safetensors")).unwrap();
+        let wide = plan(&both, &[5, 3], &["recurrent", "wango", "tango"]);
+        train(begin(wide.clone(), &out, Existing::Resume).unwrap(), 99);
+        let old = read(&out).unwrap();
+        let cells: Vec<Cell> = old.results.rows.iter().map(Row::cell).collect();
+        assert_eq!(cells, wide.cells(), "rows stand in the order of the plan");
+        assert!(old.results.finished && old.records[..cut.len()] == cut[..]);
+        assert_eq!(fs::read(out.join("tango/model.safetensors")).unwrap(), model);
+        let folders: Vec<&str> = old.results.rows.iter().map(|row| row.folder.as_str()).collect();
+        assert_eq!(folders[3..6], ["recurrent", "math/seed-3/wango", "tango"]);
+        assert!(folders.iter().all(|folder| out.join(folder).join("model.safetensors").exists()));
+        assert_eq!(old.results.summary.len(), 6);
+        assert!(!out.join("run.lock").exists());
+    }
+
+    #[test]
+    fn another_run_is_not_continued_and_stays_as_it_is() {
+        let dir = Scratch::new();
+        let out = dir.path().join("out");
+        let text = dir.file("text.txt", "some text, and more of it. ".repeat(40));
+        let name = text.to_str().unwrap();
+        let asked = plan(&[name], &[0], &["tango", "wango"]);
+        train(begin(asked.clone(), &out, Existing::Refuse).unwrap(), 1);
+        let with = |settings: Settings| Plan { settings, ..asked.clone() };
+        let says = |plan: Plan, phrases: &[&str]| {
+            let error = refused(plan, &out);
+            assert!(phrases.iter().all(|phrase| error.contains(phrase)), "{error}");
+        };
+        let settings = asked.settings.clone();
+        says(with(Settings { steps: 3, ..settings.clone() }), &["had steps 2, now it is 3", "results.json"]);
+        says(with(Settings { lr: 0.5, ..settings }), &["had lr 0.003, now it is 0.5"]);
+        says(Plan { experiment: "train tango".into(), ..asked.clone() }, &["had the experiment compare tango"]);
+        says(plan(&[name], &[0], &["wango"]), &["has `tango` on `", "with seed 0 finished, which is not asked for"]);
+        says(plan(&[name], &[1, 2], &["tango"]), &["with seed 0 finished"]);
+        says(plan(&["math"], &[0], &["tango"]), &["finished, which is not asked for"]);
+        fs::write(&text, "some text, and more of IT. ".repeat(40)).unwrap();
+        says(asked.clone(), &["has changed since", "972 training tokens"]);
+        fs::write(&text, "some text, and more of it. ".repeat(40)).unwrap();
+
+        let damage = |file: &str, to: &str, phrases: &[&str]| {
+            let path = out.join(file);
+            let good = fs::read(&path).unwrap();
+            fs::write(&path, to).unwrap();
+            says(asked.clone(), phrases);
+            fs::write(&path, good).unwrap();
+        };
+        damage(RESULTS, "{", &["results.json` is damaged"]);
+        damage(RESULTS, r#"{"finished": false, "models": ["tango"]}"#, &["cannot be resumed from", "missing field"]);
+        damage(LOG, "{\"step\": 1}\n", &["log.jsonl` line 1: not a log record"]);
+        damage(LOG, "", &["has 0 of the 2 steps of `tango`"]);
+        fs::rename(out.join(RESULTS), out.join("results.json.partial")).unwrap();
+        says(asked.clone(), &["has no results.json", "--restart"]);
+        fs::rename(out.join("results.json.partial"), out.join(RESULTS)).unwrap();
+        train(begin(asked, &out, Existing::Resume).unwrap(), 9);
+    }
+}
