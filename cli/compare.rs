@@ -41,6 +41,8 @@ Models:
   wango         TANGO within a window, a linear kernel beyond it: a state of fixed size
   recurrent     Transformer++, one block applied L times
   untied        Transformer++, L blocks of their own, together as large
+  gau           gated attention units with squared-ReLU weights, L blocks of their own
+  flash         GAU within chunks, linear beyond them: a state of fixed size
 
 Examples:
   kumiki compare tango --models tango,recurrent
@@ -62,6 +64,6 @@ impl Args {
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));
         let out = self.options.out.clone().unwrap_or_else(default);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing())
+        crate::run::run(plan, &out, self.options.existing()).map(drop)
     }
 }

@@ -1,5 +1,6 @@
 //! The `kumiki` command: arguments to calls, nothing else.
 
+mod ablate;
 mod bench;
 mod compare;
 mod eval;
@@ -66,6 +67,7 @@ enum Device {
 enum Command {
     Compare(compare::Args),
     Train(train::Args),
+    Ablate(ablate::Args),
     Eval(eval::Args),
     Generate(generate::Args),
     Inference(inference::Args),
@@ -85,6 +87,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
+        Command::Ablate(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Generate(args) => args.run(),
         Command::Inference(args) => args.run(),

@@ -12,8 +12,8 @@ use crate::progress::Progress;
 use crate::report::report;
 use crate::table::count;
 
-/// Trains the plan's models one after the other; prints the tables and where everything lies.
-pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<()> {
+/// Trains the plan's models one after the other; prints the tables and where everything lies. Gives the results.
+pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<Results> {
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
     in_pool(|| {
         plan.check()?;
@@ -44,7 +44,8 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<()> {
         // The numbers first: they must not be lost with a file that cannot be written.
         line(&report(&run.results))?;
         finished?;
-        line(&closing(&run.results, folder)?)
+        line(&closing(&run.results, folder)?)?;
+        Ok(run.results)
     })
 }
 

@@ -44,6 +44,6 @@ impl Args {
         let out = self.options.out.clone().unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing())
+        crate::run::run(plan, &out, self.options.existing()).map(drop)
     }
 }

@@ -10,7 +10,7 @@ use crate::language_model::Architecture;
 /// 64 that stay within a thousandth of the target, so that it can be cut into blocks.
 ///
 /// # Errors
-/// When the nearest size is not within 5 % of the target; the sentence says how many parameters it has.
+/// When even the nearest size has more than twice the parameters wanted; the sentence says how many parameters it has.
 pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Architecture> {
     let solved = match architecture {
         Architecture::Tango(c) => nearest(architecture, c.heads, target),
@@ -22,7 +22,7 @@ pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Archite
         }
     };
     solved.check()?;
-    if width_error(&solved, target) > 0.05 {
+    if width_error(&solved, target) > 1.0 {
         return Err(Error::new(format!(
             "a target of {target} parameters is out of reach: the nearest that these blocks can have is {}",
             block_params(&solved)

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{MODEL_FILE, is_seed};
 use crate::data::short_name;
-use crate::settings::MODELS;
+use crate::settings::is_model;
 use crate::{Error, Result};
 
 pub(crate) const RESULTS: &str = "results.json";
 pub(crate) const LOG: &str = "log.jsonl";
 pub(crate) const CURVES: &str = "curves.svg";
+/// Of `ablate` alone.
+pub(crate) const ABLATION: &str = "ablation.svg";
 pub(crate) const LOCK: &str = "run.lock";
 
 /// What a folder holds.
@@ -73,12 +75,12 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
 pub(crate) fn is_own(name: &str) -> bool {
     let picture = name.strip_suffix(&partial("")).unwrap_or(name);
     let of_corpus = picture.starts_with("curves-") && picture.ends_with(".svg");
-    of_corpus || [RESULTS, LOG, CURVES].iter().any(|whole| is(name, whole))
+    of_corpus || [RESULTS, LOG, CURVES, ABLATION].iter().any(|whole| is(name, whole))
 }
 
 /// Whether `folder` is that of a model, or of a corpus with folders `seed-<n>` of models, and holds nothing else.
 fn is_models(folder: &Path) -> Result<bool> {
-    let model = |folder: &Path| folder.file_name().is_some_and(|name| MODELS.iter().any(|model| name == *model));
+    let model = |folder: &Path| folder.file_name().and_then(|name| name.to_str()).is_some_and(is_model);
     let inside = names(folder)?;
     // A folder is made before its first file is written.
     let mut ours = model(folder) || !inside.is_empty();
@@ -110,8 +112,12 @@ fn model_folders(folder: &Path) -> Result<Vec<PathBuf>> {
     for name in names(folder)?.iter().map(|name| folder.join(name)).filter(|path| path.is_dir()) {
         parents.extend(names(&name)?.iter().map(|seed| name.join(seed)).filter(|path| is_seed(path) && path.is_dir()));
     }
-    let models = parents.iter().flat_map(|parent| MODELS.map(|model| parent.join(model)));
-    Ok(models.filter(|path| path.is_dir()).collect())
+    let mut models = Vec::new();
+    for parent in parents {
+        models.extend(names(&parent)?.iter().filter(|name| is_model(name)).map(|name| parent.join(name)));
+    }
+    models.retain(|path| path.is_dir());
+    Ok(models)
 }
 
 fn remove(folder: &Path, name: &str) -> Result<()> {
@@ -138,7 +144,7 @@ pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf]) -> Result<()> {
 /// Removes the pictures of a run. Those of single corpora are known by their names in `corpora`.
 pub(crate) fn clear_pictures<'a>(folder: &Path, corpora: impl IntoIterator<Item = &'a str>) -> Result<()> {
     let names = corpora.into_iter().filter_map(|name| short_name(name).ok()).map(|short| curves_of(&short));
-    names.chain([CURVES.to_owned()]).try_for_each(|name| remove(folder, &name))
+    names.chain([CURVES, ABLATION].map(str::to_owned)).try_for_each(|name| remove(folder, &name))
 }
 
 /// The picture of one of several corpora.

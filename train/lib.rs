@@ -1,5 +1,7 @@
 //! kumiki's training: corpora, batches, trainer, logs, experiments.
 
+#[cfg(feature = "plots")]
+pub mod ablation;
 pub mod batches;
 pub mod bench;
 #[cfg(feature = "plots")]

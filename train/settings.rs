@@ -17,6 +17,25 @@ use crate::{Error, Result};
 /// The models that can be trained, by name.
 pub const MODELS: [&str; 6] = ["tango", "wango", "recurrent", "untied", "gau", "flash"];
 
+/// Whether there is such a model: one of [`MODELS`], or WANGO with a feature map and a window of its own, as
+/// `wango-elu1-64`.
+pub fn is_model(name: &str) -> bool {
+    MODELS.contains(&name) || variant(name).is_some()
+}
+
+/// The name of WANGO with this feature map and window, whatever the settings say.
+pub fn variant_name(feature_map: FeatureMap, window: usize) -> String {
+    format!("wango-{}-{window}", feature_map.name())
+}
+
+/// What [`variant_name`] was made from.
+pub fn variant(name: &str) -> Option<Window> {
+    let (map, size) = name.strip_prefix("wango-")?.split_once('-')?;
+    let window = Window { feature_map: map.parse().ok()?, size: size.parse().ok()? };
+    // One name for one model.
+    (variant_name(window.feature_map, window.size) == name).then_some(window)
+}
+
 /// The presets, by name, from seconds to weeks.
 pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
 
@@ -271,12 +290,16 @@ impl Settings {
             Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
         };
         let architecture = match name {
-            "tango" | "wango" => {
+            name if name == "tango" || name == "wango" || variant(name).is_some() => {
                 let (heads, head_dim) = (self.heads, self.head_dim);
                 let window = match name {
                     "tango" => None,
-                    _ => Some(Window { size: self.window, feature_map: self.feature_map()? }),
+                    "wango" => Some(Window { size: self.window, feature_map: self.feature_map()? }),
+                    name => variant(name),
                 };
+                if let Some(Window { size, .. }) = window.filter(|w| w.size > LARGEST) {
+                    return Err(Error::new(format!("window must be from 1 to {LARGEST}, found {size}")));
+                }
                 Architecture::Tango(TangoConfig {
                     d_model,
                     heads,
@@ -396,6 +419,21 @@ mod tests {
             assert_eq!(settings, before);
         }
         assert!(Settings::keys().iter().any(|key| key == "val_fraction"));
+    }
+
+    #[test]
+    fn variants_have_one_name_each() {
+        let settings = Settings::preset("nano").unwrap();
+        for (name, window) in
+            [("wango-elu1-64", Some((FeatureMap::Elu1, 64))), ("wango-elu1-064", None), ("wango-x-1", None)]
+        {
+            assert_eq!(variant(name).map(|w| (w.feature_map, w.size)), window, "{name}");
+            assert_eq!(settings.model(name, 256).is_ok(), window.is_some() && is_model(name));
+        }
+        assert!(settings.model("wango-elu1-0", 256).unwrap_err().to_string().contains("at least 1"));
+        assert!(settings.model("wango-elu1-9999999", 256).unwrap_err().to_string().contains("window must be from 1"));
+        let plain = Settings { window: 8, feature_map: "taylor2".into(), ..settings.clone() };
+        assert_eq!(settings.model("wango-taylor2-8", 256).unwrap(), plain.model("wango", 256).unwrap());
     }
 
     #[test]

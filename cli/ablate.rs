@@ -1,0 +1,80 @@
+//! `kumiki ablate`.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use kumiki::ops::FeatureMap;
+use kumiki_train::ablation;
+use kumiki_train::run::Plan;
+use kumiki_train::settings::variant_name;
+use kumiki_train::{Error, Result};
+
+use crate::options::{Resolved, RunOptions, Several};
+
+/// Train one architecture with parts of it exchanged, under equal conditions
+///
+/// `feature-map` trains WANGO with every feature map at the preset's window, and with windows of other sizes at the
+/// preset's feature map. Folder, files, --resume and --seeds are those of `compare`; a model is called
+/// wango-FEATUREMAP-WINDOW. DIR/ablation.svg shows the losses against the window.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki ablate feature-map
+  kumiki ablate feature-map --preset nano --windows 4,64 --full
+  kumiki ablate feature-map --data book.txt --seeds 0,1,2 --out runs/maps")]
+pub struct Args {
+    /// What is exchanged
+    #[arg(value_name = "PART", value_parser = PossibleValuesParser::new(["feature-map"]))]
+    part: String,
+    /// Feature maps, separated by commas [default: all]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    #[arg(value_parser = PossibleValuesParser::new(FeatureMap::ALL.map(FeatureMap::name)))]
+    maps: Option<Vec<String>>,
+    /// Window sizes beside the preset's, separated by commas [default: a quarter, half, twice and four times as many]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true)]
+    windows: Option<Vec<usize>>,
+    /// Every feature map with every window
+    #[arg(long)]
+    full: bool,
+    #[command(flatten)]
+    several: Several,
+    #[command(flatten)]
+    options: RunOptions,
+}
+
+impl Args {
+    pub fn run(self) -> Result<()> {
+        let resolved = self.options.resolve("models", Some(&self.several))?;
+        let Resolved { preset, corpora, seeds, models, settings } = resolved;
+        if models.is_some() {
+            return Err(Error::new("`models` in the configuration means nothing here; use --maps and --windows"));
+        }
+        let map = |name: &String| name.parse::<FeatureMap>().map_err(|e| Error::new(e.to_string()));
+        let maps = match &self.maps {
+            Some(names) => names.iter().map(map).collect::<Result<Vec<_>>>()?,
+            None => FeatureMap::ALL.into(),
+        };
+        let own = settings.window;
+        let around = || vec![own / 4, own / 2, own * 2, own * 4].into_iter().filter(|&w| w > 0).collect();
+        let mut windows: Vec<usize> = self.windows.unwrap_or_else(around);
+        windows.push(own);
+        windows.sort_unstable();
+        let own_map = map(&settings.feature_map)?;
+        let mut models: Vec<String> = Vec::new();
+        for &feature_map in &maps {
+            for &window in &windows {
+                let name = variant_name(feature_map, window);
+                let wanted = self.full || window == own || feature_map == own_map;
+                if wanted && !models.contains(&name) {
+                    models.push(name);
+                }
+            }
+        }
+        let experiment = format!("ablate {}", self.part);
+        let out = self.options.out.clone();
+        let out = out.unwrap_or_else(|| PathBuf::from(format!("runs/ablate-{}-{preset}-{}", self.part, settings.seed)));
+        let plan = Plan { experiment, preset, settings, corpora, seeds, models };
+        let results = crate::run::run(plan, &out, self.options.existing())?;
+        ablation::draw(&results, &out)
+    }
+}
