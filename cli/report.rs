@@ -58,8 +58,10 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     if let Some(ours) = ranking(&summaries) {
         let models: Vec<String> = summaries.iter().map(|summary| summary.model.clone()).collect();
         let (where_, theirs) = paper(data.kind, results.plan.settings.blocks, &models);
-        let theirs = theirs.unwrap_or_else(|| "no number of these models".to_owned());
-        text += &format!("\norder here, by val NLL: {ours}\n{PAPER} ({where_}): {theirs}");
+        text += &format!("\norder here, by val NLL: {ours}");
+        if let Some(theirs) = theirs {
+            text += &format!("\n{PAPER} ({where_}): {theirs}");
+        }
     }
     Some(text)
 }

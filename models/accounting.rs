@@ -152,6 +152,20 @@ pub fn state_bytes(config: &LanguageModelConfig, seq: usize, float: usize) -> u6
     started * config.architecture.applications() as u64 * numbers * float as u64
 }
 
+/// Numbers that one block application keeps of a token for the backward, when it is not recomputed; the files of the blocks
+/// say which.
+pub fn saved_numbers(architecture: &Architecture) -> u64 {
+    let numbers = match architecture {
+        Architecture::Tango(c) => {
+            let features = c.window.map_or(0, |w| c.head_dim + w.feature_map.width(c.head_dim));
+            2 * c.d_model + 1 + 2 * c.heads * (c.head_dim + features) + 4 * c.gate_width + c.heads
+        }
+        Architecture::Transformer(c) => 8 * c.d_model + 2 + c.heads + 3 * c.d_ff,
+        Architecture::Gau(c) => 2 * c.d_model + 1 + (2 + c.vectors()) * c.key_width + 5 * c.gate_width,
+    };
+    numbers as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

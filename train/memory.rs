@@ -1,10 +1,10 @@
 //! How much memory a training step needs at the very least, against what there is.
 //!
 //! Only what is certain is counted, so that nothing is refused that would run: parameters with their gradients and the
-//! optimiser's two moments, two activations per block application, the tokens.
+//! optimiser's two moments, what block applications keep for the backward, the tokens.
 
 use kumiki_models::LanguageModelConfig;
-use kumiki_models::accounting::total_params;
+use kumiki_models::accounting::{saved_numbers, total_params};
 use kumiki_tensor::DType;
 
 use crate::{Error, Result};
@@ -28,13 +28,15 @@ impl Step {
     fn least(&self, config: &LanguageModelConfig) -> u128 {
         let float = if self.dtype == DType::F64 { 8 } else { 4 };
         let tokens = self.rows as u128 * self.seq as u128;
-        // Of every application its input and that input's norm, or the input alone.
-        let kept = if self.recompute { 1 } else { 2 };
         let [d, applications] = [config.architecture.d_model(), config.architecture.applications()].map(|n| n as u128);
-        // Value, gradient, two moments; a token and its target of 8 bytes each.
-        4 * float * total_params(config) as u128
-            + kept * float * tokens * d * applications
-            + 16 * tokens * self.accumulate as u128
+        let one = u128::from(saved_numbers(&config.architecture));
+        // Recomputed, every application keeps its input, and one at a time the rest.
+        let kept = if self.recompute { applications * d + one } else { applications * one };
+        // Value and two moments; the gradient comes as what is kept goes, except from the second batch on. A token and its
+        // target are 8 bytes each.
+        let params = float * total_params(config) as u128;
+        let with_kept = if self.accumulate > 1 { 4 } else { 3 } * params + kept * float * tokens;
+        with_kept.max(4 * params) + 16 * tokens * self.accumulate as u128
     }
 
     /// Whether the step of this model can fit. `options` are those that make it smaller.
@@ -87,7 +89,12 @@ mod tests {
         for model in MODELS {
             let config = small.model(model, 256).unwrap();
             let (params, tokens) = (total_params(&config) as u128, 8 * 64);
-            assert_eq!(step.least(&config), 16 * params + 2 * 4 * tokens * 32 * 2 + 16 * tokens);
+            let one = u128::from(saved_numbers(&config.architecture));
+            assert_eq!(step.least(&config), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
+            let recomputed = Step { recompute: true, ..step };
+            assert_eq!(recomputed.least(&config), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);
+            let twice = Step { accumulate: 2, ..step };
+            assert_eq!(twice.least(&config), 16 * params + 2 * 4 * tokens * one + 32 * tokens);
             let huge = Step { rows: usize::MAX, seq: 1 << 20, ..step };
             let error = huge.check(model, &config, "--batch").unwrap_err().to_string();
             assert!(error.contains("needs at least") && error.contains("are available; lower --batch"), "{error}");

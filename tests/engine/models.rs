@@ -173,18 +173,11 @@ fn the_accounting_equals_what_operators_count_and_caches_hold() {
 fn a_block_application_saves_what_its_file_says() {
     for (name, architecture) in architectures() {
         let (rows, time) = (2, 70);
-        // A token's numbers, and how many parameters no operator keeps.
-        let (kept, unused) = match &architecture {
-            Architecture::Tango(c) => {
-                let features = c.window.map_or(0, |w| c.head_dim + w.feature_map.width(c.head_dim));
-                let keys = 2 * c.heads * (c.head_dim + features);
-                (2 * c.d_model + 1 + keys + 4 * c.gate_width + c.heads, 0)
-            }
-            Architecture::Transformer(c) => (8 * c.d_model + 2 + c.heads + 3 * c.d_ff, 0),
-            Architecture::Gau(c) => {
-                let vectors = c.vectors();
-                (2 * c.d_model + 1 + (2 + vectors) * c.key_width + 5 * c.gate_width, vectors * c.key_width)
-            }
+        let kept = accounting::saved_numbers(&architecture) as usize;
+        // Nothing keeps offsets.
+        let unused = match &architecture {
+            Architecture::Gau(c) => c.vectors() * c.key_width,
+            _ => 0,
         };
         let m = model(&architecture, DType::F32);
         let tape = Tape::new();
