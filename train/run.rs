@@ -17,8 +17,6 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use kumiki_models::accounting::block_params;
-use kumiki_models::width_error;
 use kumiki_ops::simd;
 use kumiki_tensor::threads;
 use serde::{Deserialize, Serialize};
@@ -137,23 +135,6 @@ impl Plan {
             shorts.push(short);
         }
         Ok(())
-    }
-
-    /// A sentence for every model that cannot have about as many parameters as the others.
-    fn sizes(&self) -> Result<Vec<String>> {
-        let Settings { params, d_model, blocks, .. } = self.settings;
-        let mut notes = vec![];
-        for model in &self.models {
-            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
-            if width_error(&config.architecture, params) > 0.05 {
-                let found = block_params(&config.architecture);
-                notes.push(format!(
-                    "`{model}` has {found} parameters where {params} were asked for: with d_model {d_model} and {blocks} \
-                     blocks it comes no nearer"
-                ));
-            }
-        }
-        Ok(notes)
     }
 
     /// Whether there are several corpora or seeds.
@@ -369,8 +350,7 @@ impl Run {
         // Once more, for another run may have come and gone since.
         let found = refuse(folder, existing, true)?;
         let mut rows = vec![];
-        let mut notes = plan.sizes()?;
-        notes.extend(data.iter().filter_map(|data| data.note.clone()));
+        let mut notes: Vec<String> = data.iter().filter_map(|data| data.note.clone()).collect();
         let log = folder.join(LOG);
         let log = if resuming(found) {
             let old = resume::read(folder)?;

@@ -35,7 +35,6 @@ fn misspelt_words_are_answered_with_the_nearest() {
         &["unknown operator or model `rms_nrom`; did you mean `rms_norm`?"],
     );
     fail(1, &["bench", "step", "--model", "tangoo"], &["unknown model `tangoo`; did you mean `tango`?"]);
-    fail(1, &["bench", "step", "--model", "flash"], &["model `flash` is not yet built"]);
     fail(1, &["bench", "step", "--dtype", "bf16"], &["bf16 is not yet built"]);
     fail(1, &["bench", "step", "--params", "10"], &["--params 10 is too few"]);
 }
