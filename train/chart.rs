@@ -143,7 +143,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn
 
 /// A size as people write it: `16384`.
 fn size(x: f64) -> String {
-    if x >= 1.0 && x < 1e6 { format!("{x:.0}") } else { short(x) }
+    if (1.0..1e6).contains(&x) { format!("{x:.0}") } else { short(x) }
 }
 
 /// A linear axis with ticks of our choice.
