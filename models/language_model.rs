@@ -197,8 +197,16 @@ impl LanguageModel {
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, mut cache: Option<&mut DecodeCache>) -> Var {
         assert!(tokens.rank() == 2, "language model: tokens must be [B, T], got {:?}", tokens.shape());
+        let applications = self.config.architecture.applications();
+        if let Some(cache) = &cache {
+            let held = cache.applications.len();
+            assert!(
+                held == applications,
+                "language model: the cache is of a model with {held} block applications, this one has {applications}"
+            );
+        }
         let mut h = self.embedding.forward(tape, tokens);
-        for i in 0..self.config.architecture.applications() {
+        for i in 0..applications {
             let block = &self.blocks[i % self.blocks.len()];
             h = match cache.as_deref_mut() {
                 Some(cache) => block.forward(tape, &h, Some(&mut cache.applications[i])),
