@@ -5,7 +5,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kumiki_autograd::{Tape, Var};
-use kumiki_ops::{AttentionOptions, attention, causal_attention, gate_aggregate, gate_aggregate_mul};
+use kumiki_ops::{
+    AttentionOptions, MixedChunk, WindowedPrefix, attention, causal_attention, gate_aggregate, gate_aggregate_mul,
+    gau_attention_mul, mixed_chunk_attention_mul, reshape, windowed_prefix_mul,
+};
 use kumiki_tensor::{DType, Rng, Tensor, memory_stats, release_cached_memory, reset_peak};
 
 /// Counts what goes past the tensors' pool.
@@ -61,11 +64,25 @@ fn no_square_array_exists() {
     type Operator = fn(&[Var]) -> Var;
     // Live at once with the backward pass, each of half a `row_bytes`: output, its gradient, four partial dq of blocks
     // of keys, dq, dk, dv, and tiles; the gates' operators also hold normalised q and k and the gradients of both; the product and its dv.
-    let operators: [(&str, usize, Operator); 4] = [
+    // A windowed prefix has features besides, and a head's keys with their gradients are copied.
+    let operators: [(&str, usize, Operator); 7] = [
         ("causal_attention", 7, |x| causal_attention(&x[0], &x[1], &x[2])),
         ("attention", 7, |x| attention(&x[0], &x[1], &x[2], &AttentionOptions::default())),
         ("gate_aggregate", 8, |x| gate_aggregate(&x[0], &x[1], &x[2], &x[4])),
         ("gate_aggregate_mul", 9, |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &x[4], &x[3])),
+        ("windowed_prefix_mul", 12, |x| {
+            let (q, k, phi_q, phi_k, g, tau) = (&x[0], &x[1], &x[0], &x[1], &x[2], &x[4]);
+            windowed_prefix_mul(WindowedPrefix { q, k, phi_q, phi_k, g, tau, window: 128 }, &x[3])
+        }),
+        ("gau_attention_mul", 9, |x| {
+            let [q, k, v, u] = [0, 1, 2, 3].map(|i| reshape(&x[i], &[1, T, H * WIDTH]));
+            gau_attention_mul(&q, &k, &v, &u)
+        }),
+        ("mixed_chunk_attention_mul", 9, |x| {
+            let [q, k, v, u] = [0, 1, 2, 3].map(|i| reshape(&x[i], &[1, T, H * WIDTH]));
+            let operands = MixedChunk { q: &q, k: &k, linear_q: &q, linear_k: &k, v: &v, chunk: 256 };
+            mixed_chunk_attention_mul(operands, &u)
+        }),
     ];
     for (name, rows_with_backward, operator) in operators {
         let forward = extra(|| {
