@@ -8,12 +8,14 @@
 //! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
 //!   for free.
 //!
-//! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]).
+//! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]). A single query,
+//! as in decoding, has no lanes to share: `single` goes key by key.
 //! Tasks are cut by shape, and no sum depends on which task ran first.
 
 mod backward;
 mod forward;
 mod product;
+mod single;
 mod softmax;
 mod squared_relu;
 

@@ -8,6 +8,9 @@ use super::real::Real;
 /// # Panics
 /// When a row does not lie within `rows`.
 pub fn add_weighted_rows<E: Real>(out: &mut [E], weights: &[E], rows: &[E], stride: usize) {
+    if out.is_empty() {
+        return;
+    }
     assert!(weights.is_empty() || (weights.len() - 1) * stride + out.len() <= rows.len());
     E::dispatch(WeightedRows { out, weights, rows, stride });
 }
@@ -58,6 +61,47 @@ impl<E: Real> Kernel<E> for WeightedRows<'_, E> {
     }
 }
 
+/// `out[r] = x · rows[r * stride ..]`.
+///
+/// # Panics
+/// When a row does not lie within `rows`.
+pub fn row_dots<E: Real>(out: &mut [E], x: &[E], rows: &[E], stride: usize) {
+    if x.is_empty() {
+        return out.fill(E::ZERO);
+    }
+    assert!(out.is_empty() || (out.len() - 1) * stride + x.len() <= rows.len());
+    E::dispatch(RowDots { out, x, rows, stride });
+}
+
+struct RowDots<'a, E> {
+    out: &'a mut [E],
+    x: &'a [E],
+    rows: &'a [E],
+    stride: usize,
+}
+
+impl<E: Real> Kernel<E> for RowDots<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes<Elem = E>>(self) {
+        let whole = self.x.len() / L::N * L::N;
+        for (r, out) in self.out.iter_mut().enumerate() {
+            let row = &self.rows[r * self.stride..][..self.x.len()];
+            let mut sum = [L::splat(E::ZERO); 2];
+            for c in (0..whole).step_by(L::N) {
+                let at = c / L::N % 2;
+                sum[at] = L::load(&self.x[c..]).mul_add(L::load(&row[c..]), sum[at]);
+            }
+            if whole < row.len() {
+                let (x, y) = (L::load_partial(&self.x[whole..], E::ZERO), L::load_partial(&row[whole..], E::ZERO));
+                sum[1] = x.mul_add(y, sum[1]);
+            }
+            *out = (sum[0] + sum[1]).reduce_sum();
+        }
+    }
+}
+
 /// `sums[r, ..] += factors[r] · x` for row-major `sums` of as many rows as there are factors.
 ///
 /// # Panics
@@ -97,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn both_equal_plain_loops() {
+    fn all_equal_plain_loops() {
         for (rows, width) in [(0, 5), (1, 1), (3, 0), (7, 33), (5, 64), (4, 150)] {
             let (weights, matrix, x) = (numbers(rows, 1.0), numbers(rows * (width + 3), 2.0), numbers(width, 3.0));
             let mut expected = x.clone();
@@ -110,6 +154,12 @@ mod tests {
                     let mut y = x.clone();
                     add_weighted_rows(&mut y, &weights, &matrix, width + 3);
                     assert!(y.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-13), "{level}");
+                    let mut dots = weights.clone();
+                    row_dots(&mut dots, &x, &matrix, width + 3);
+                    for (r, dot) in dots.iter().enumerate() {
+                        let terms = x.iter().zip(&matrix[r * (width + 3)..]).map(|(x, m)| x * m);
+                        assert!((dot - terms.sum::<f64>()).abs() < 1e-12, "{level}");
+                    }
                     let mut z = sums.clone();
                     add_outer(&mut z, &weights, &x);
                     for (i, (z, old)) in z.iter().zip(&sums).enumerate() {

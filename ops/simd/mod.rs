@@ -38,7 +38,7 @@ mod portable;
 mod real;
 mod reduce;
 
-pub use decode::{add_outer, add_weighted_rows};
+pub use decode::{add_outer, add_weighted_rows, row_dots};
 pub use lanes::{Kernel, Lanes};
 pub use level::{Level, configured_level, level, with_level};
 pub use map::{
