@@ -6,15 +6,16 @@ use clap::builder::PossibleValuesParser;
 use kumiki::ops::FeatureMap;
 use kumiki_train::ablation;
 use kumiki_train::run::Plan;
-use kumiki_train::settings::variant_name;
+use kumiki_train::settings::{LARGEST, variant_name};
 use kumiki_train::{Error, Result};
 
 use crate::options::{Resolved, RunOptions, Several};
+use crate::output::line;
 
 /// Train one architecture with parts of it exchanged, under equal conditions
 ///
 /// `feature-map` trains WANGO with every feature map at the preset's window, and with windows of other sizes at the
-/// preset's feature map. Folder, files, --resume and --seeds are those of `compare`; a model is called
+/// preset's feature map (or the first of --maps). Folder, files, --resume and --seeds are those of `compare`; a model is called
 /// wango-FEATUREMAP-WINDOW. DIR/ablation.svg shows the losses against the window.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -57,9 +58,14 @@ impl Args {
         let own = settings.window;
         let around = || vec![own / 4, own / 2, own * 2, own * 4].into_iter().filter(|&w| w > 0).collect();
         let mut windows: Vec<usize> = self.windows.unwrap_or_else(around);
+        if let Some(wrong) = windows.iter().find(|w| !(1..=LARGEST).contains(*w)) {
+            return Err(Error::new(format!("--windows must be from 1 to {LARGEST}, found {wrong}")));
+        }
         windows.push(own);
         windows.sort_unstable();
-        let own_map = map(&settings.feature_map)?;
+        // Windows vary with the settings' feature map; where that is left out, with the first that is not.
+        let preferred = map(&settings.feature_map)?;
+        let own_map = if maps.contains(&preferred) { preferred } else { maps[0] };
         let mut models: Vec<String> = Vec::new();
         for &feature_map in &maps {
             for &window in &windows {
@@ -75,6 +81,7 @@ impl Args {
         let out = out.unwrap_or_else(|| PathBuf::from(format!("runs/ablate-{}-{preset}-{}", self.part, settings.seed)));
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
         let results = crate::run::run(plan, &out, self.options.existing())?;
-        ablation::draw(&results, &out)
+        ablation::draw(&results, &out)?;
+        line(&format!("Loss against the window: {}", out.join("ablation.svg").display()))
     }
 }

@@ -116,7 +116,7 @@ pub struct Step {
     /// Print JSON (it always does; accepted so that both benches can be called alike)
     #[arg(long, hide = true)]
     json: bool,
-    /// tango, wango or transformer, all tied; gau or flash, not tied
+    /// tango, wango or transformer, all tied; gau or flash, not tied, with queries and keys of 64
     #[arg(long, value_name = "NAME", default_value = "tango")]
     model: String,
     /// f32 or f64
@@ -128,7 +128,7 @@ pub struct Step {
     /// Key width of TANGO's heads
     #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
     head_dim: usize,
-    /// Heads
+    /// Heads of tango, wango and transformer
     #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true)]
     heads: usize,
     /// Sequence length T
@@ -177,7 +177,7 @@ impl Step {
             "f32" => DType::F32,
             "f64" => DType::F64,
             "bf16" => return Err(Error::new("training in bf16 is not yet built; there are f32 and f64")),
-            other => return Err(Error::new(unknown("dtype", other, &["f32", "f64", "bf16"]))),
+            other => return Err(Error::new(unknown("dtype", other, &["f32", "f64"]))),
         };
         let most = threads::MAX_THREADS;
         if !(1..=most).contains(&self.threads) {

@@ -79,6 +79,7 @@ impl Args {
         if !(1..=LONGEST).contains(&self.tokens) {
             return Err(Error::new(format!("--tokens must be from 1 to {LONGEST}, found {}", self.tokens)));
         }
+        chart::check(&self.out)?;
         let names = self.models.clone().unwrap_or_else(|| MODELS.map(str::to_owned).into());
         let settings = Settings::preset(&self.preset)?;
         in_pool(|| {

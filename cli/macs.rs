@@ -8,7 +8,7 @@ use kumiki_train::Result;
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use serde::Serialize;
 
-use crate::output::{json, line};
+use crate::output::{json, line, remark};
 use crate::table::{short, table, thousands};
 
 /// Count what models cost: parameters, multiply-accumulates, bytes that decoding keeps
@@ -82,6 +82,11 @@ struct Row {
     state_bytes: u64,
 }
 
+const LEGEND: &str = "\
+L: block applications; width: E, or F of a Transformer++, solved for equal sizes
+MACs: multiply-accumulates; in products with weights (matrices), over token pairs, in running
+sums over earlier tokens (prefix), in the output head; state: bytes that decoding keeps, in f32";
+
 /// Room for the largest counts: all factors of a product are bounded.
 const LARGEST: usize = 1 << 24;
 
@@ -140,22 +145,18 @@ impl Args {
 
     pub fn run(self) -> Result<()> {
         let rows = self.rows()?;
+        let wanted = self.params.unwrap_or(Settings::preset(&self.preset)?.params);
+        for row in rows.iter().filter(|row| (row.params as f64 / wanted as f64 - 1.0).abs() > 0.05) {
+            let (model, blocks, params) = (&row.model, row.blocks, row.params);
+            remark(&format!(
+                "note: `{model}` of {blocks} blocks has {params} parameters where {wanted} were asked for"
+            ));
+        }
         if self.json {
             return json(&rows);
         }
-        let header = [
-            "model",
-            "blocks",
-            "width",
-            "parameters",
-            "with table",
-            "MACs",
-            "projection",
-            "pair",
-            "prefix",
-            "head",
-            "state bytes",
-        ];
+        let header =
+            ["model", "L", "width", "parameters", "with table", "MACs", "matrices", "pairs", "prefix", "head", "state"];
         let macs = |n: u64| if n == 0 { "–".to_owned() } else { short(n as f64) };
         let cells = |row: &Row| {
             vec![
@@ -176,7 +177,7 @@ impl Args {
         let (seq, n_vocab) = rows.first().map_or((0, 0), |row| (row.seq, row.n_vocab));
         let counted = if self.pairs == Counting::Full { "all T·T pairs" } else { "pairs that are not masked" };
         line(&format!(
-            "one sequence of {} tokens forward, {} token ids, {counted}; state: what decoding keeps of it, in f32",
+            "one sequence of {} tokens forward, {} token ids, {counted}\n{LEGEND}",
             thousands(seq as u64),
             thousands(n_vocab as u64)
         ))

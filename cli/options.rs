@@ -151,7 +151,7 @@ pub struct Resolved {
 /// The options for several corpora and seeds.
 #[derive(clap::Args)]
 pub struct Several {
-    /// Several corpora, separated by commas, each as for --data
+    /// Several corpora, separated by commas, each as for --data (with a comma in its name: in --config)
     #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "data")]
     corpora: Option<Vec<String>>,
     /// Several seeds, separated by commas: every model is trained on every corpus with each

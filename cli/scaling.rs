@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use kumiki_train::Result;
 use kumiki_train::chart::{self, Panel, Scale};
 use kumiki_train::run::Machine;
 use kumiki_train::scaling::{Row, measure};
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::{Error, Result};
 use serde_json::json;
 
 use crate::inference::{lengths, lines};
@@ -54,7 +54,17 @@ impl Scaling {
         let seq = lengths(&self.seq)?;
         let settings =
             Settings { checkpoint_activations: self.checkpoint_activations, ..Settings::preset(&self.preset)? };
+        if self.steps == 0 {
+            return Err(Error::new("--steps must be at least 1, found 0"));
+        }
+        chart::check(&self.out)?;
         let machine = Machine::here();
+        remark(&format!(
+            "{} at {}: {} each, the first of which warms up",
+            count(self.models.len() as u64, "model"),
+            count(seq.len() as u64, "length"),
+            count(self.steps as u64 + 1, "step")
+        ));
         let rows = measure(&settings, &self.models, &seq, self.steps, |name, seq, seconds| {
             remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
         })?;

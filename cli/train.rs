@@ -15,7 +15,7 @@ use crate::options::{Resolved, RunOptions, preset_table};
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
 pub struct Args {
-    /// The model: TANGO, or the Transformer++ with one block for all applications or one for each
+    /// The model; `kumiki compare --help` says what they are
     #[arg(long, value_parser = PossibleValuesParser::new(MODELS))]
     model: Option<String>,
     #[command(flatten)]

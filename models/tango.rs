@@ -76,6 +76,7 @@ impl TangoConfig {
     /// # Errors
     /// A sentence naming the field, what was expected and what was found.
     pub fn check(&self) -> Result<(), String> {
+        let name = if self.window.is_some() { "wango" } else { "tango" };
         let zero = [
             ("d_model", self.d_model),
             ("heads", self.heads),
@@ -83,23 +84,23 @@ impl TangoConfig {
             ("gate_width", self.gate_width),
             ("applications", self.applications),
         ];
-        if let Some((name, _)) = zero.iter().find(|(_, v)| *v == 0) {
-            return Err(format!("tango: {name} must be positive, found 0"));
+        if let Some((field, _)) = zero.iter().find(|(_, v)| *v == 0) {
+            return Err(format!("{name}: {field} must be positive, found 0"));
         }
         if self.window.is_some_and(|window| window.size == 0) {
             return Err("wango: the window must be at least 1 (a token sees itself), found 0".into());
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(format!("tango: head_dim must be even for rotary positions, found {}", self.head_dim));
+            return Err(format!("{name}: head_dim must be even for rotary positions, found {}", self.head_dim));
         }
         if !self.gate_width.is_multiple_of(self.heads) {
             return Err(format!(
-                "tango: gate_width must be a multiple of heads={}, found {}",
+                "{name}: gate_width must be a multiple of heads={}, found {}",
                 self.heads, self.gate_width
             ));
         }
         if !(self.rope_base.is_finite() && self.rope_base > 0.0) {
-            return Err(format!("tango: rope_base must be a positive number, found {}", self.rope_base));
+            return Err(format!("{name}: rope_base must be a positive number, found {}", self.rope_base));
         }
         Ok(())
     }

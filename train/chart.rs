@@ -48,7 +48,25 @@ pub struct Panel {
 }
 
 const PANEL: (u32, u32) = (520, 460);
-const HEAD: u32 = 44;
+const HEAD: u32 = 72;
+/// Of the legend, under the title.
+const LEGEND: i32 = 24;
+
+/// Whether a picture can be written to `path`, as far as can be known without writing it: to be asked before hours of
+/// measuring.
+///
+/// # Errors
+/// When there is no such folder, or it is a folder.
+pub fn check(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() || path.is_dir() || path.file_name().is_none() {
+        return Err(Error::new(format!(
+            "cannot write the picture `{}`: expected a file in a folder that exists",
+            path.display()
+        )));
+    }
+    Ok(())
+}
 
 /// Writes the picture to `path`, replacing what was there, whole or not at all.
 ///
@@ -74,11 +92,32 @@ pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
 fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, panels: &[Panel]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let below = root.titled(title, (FONT, 22).into_font().color(&INK))?;
+    let (legend, below) = below.split_vertically(LEGEND);
+    draw_legend(&legend, panels.iter().max_by_key(|panel| panel.lines.len()))?;
     for (area, panel) in below.split_evenly((1, panels.len().max(1))).iter().zip(panels) {
         draw_panel(area, panel)?;
     }
     root.present()?;
     Ok(())
+}
+
+/// One row of names over all panels, whose lines are the same.
+fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: Option<&Panel>) -> Drawn<()> {
+    let mut x = 24;
+    for (n, line) in panel.iter().flat_map(|panel| panel.lines.iter().enumerate()) {
+        let colour = COLOURS[n % COLOURS.len()];
+        area.draw(&PathElement::new(vec![(x, 10), (x + 22, 10)], colour.stroke_width(2)))?;
+        area.draw(&Circle::new((x + 11, 10), radius(n), colour.filled()))?;
+        area.draw(&Text::new(line.name.clone(), (x + 28, 3), (FONT, 14).into_font().color(&INK)))?;
+        // A letter of this size is about 8 wide.
+        x += 28 + 8 * line.name.chars().count() as i32 + 16;
+    }
+    Ok(())
+}
+
+/// Of a line's points: where lines lie on one another, later ones leave the rims of earlier ones to be seen.
+fn radius(n: usize) -> i32 {
+    (7 - n as i32).max(2)
 }
 
 fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn<()> {
@@ -116,27 +155,13 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn
         .axis_desc_style((FONT, 15).into_font().color(&INK))
         .label_style((FONT, 13).into_font().color(&INK))
         .x_label_formatter(&|x| size(10f64.powf(*x)))
-        .y_label_formatter(&|y| short(value(*y)))
+        .y_label_formatter(&|y| tick(value(*y)))
         .draw()?;
-    for (n, (line, points)) in panel.lines.iter().zip(&lines).enumerate() {
+    for (n, points) in lines.iter().enumerate() {
         let colour = COLOURS[n % COLOURS.len()];
         let stroke = colour.stroke_width(2);
-        chart
-            .draw_series(LineSeries::new(points.clone(), stroke))?
-            .label(&line.name)
-            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 22, y)], stroke));
-        chart.draw_series(points.iter().map(|&p| Circle::new(p, 4, colour.filled())))?;
-    }
-    if !panel.lines.is_empty() {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .margin(8)
-            .legend_area_size(28)
-            .background_style(WHITE.mix(0.85))
-            .border_style(RGBColor(200, 200, 208))
-            .label_font((FONT, 13).into_font().color(&INK))
-            .draw()?;
+        chart.draw_series(LineSeries::new(points.clone(), stroke))?;
+        chart.draw_series(points.iter().map(|&p| Circle::new(p, radius(n), colour.filled())))?;
     }
     Ok(())
 }
@@ -144,6 +169,16 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn
 /// A size as people write it: `16384`.
 fn size(x: f64) -> String {
     if (1.0..1e6).contains(&x) { format!("{x:.0}") } else { short(x) }
+}
+
+/// A tick's value: `20k`, `0.5`, `2e-5`.
+fn tick(y: f64) -> String {
+    match y.abs() {
+        0.0 => "0".to_owned(),
+        small if small < 1e-3 => format!("{y:.0e}"),
+        small if small < 1.0 => format!("{y:.3}").trim_end_matches('0').to_owned(),
+        _ => short(y),
+    }
 }
 
 /// A linear axis with ticks of our choice.
@@ -195,8 +230,7 @@ fn y_axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>)
         return (range, ticks);
     }
     let room = 0.08 * (high - low).max(0.01 * high.abs()).max(f64::MIN_POSITIVE);
-    // The legend is above.
-    let range = (if scale == Scale::FromZero { 0f64.min(low) } else { low - room }, high + 2.0 * room);
+    let range = (if scale == Scale::FromZero { 0f64.min(low) } else { low - room }, high + room);
     let rough = (range.1 - range.0) / 6.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough).unwrap_or(power);
@@ -228,6 +262,7 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
+        assert_eq!([0.0, 2e-5, 0.005, 0.5, 4.53, 2e4].map(tick), ["0", "2e-5", "0.005", "0.5", "4.53", "20k"]);
         assert_eq!(y_axis([0.0, 10.0].into_iter(), Scale::FromZero).1, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         let ticks = y_axis([0.0, 2.0].into_iter(), Scale::Log).1;
         assert!((ticks[0], ticks[1]) == (0.0, 2f64.log10()) && ticks.len() == 7, "{ticks:?}");

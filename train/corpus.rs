@@ -8,6 +8,7 @@
 //! stop this process (SIGBUS) when a lost page is read; a file that is rewritten in place gives the new bytes. A
 //! file that is deleted, or replaced by renaming over it, is safe: the map keeps the old one.
 
+use crate::mix::{hash, mix};
 use crate::{Error, Result};
 use memmap2::Mmap;
 use std::fs::{self, File};
@@ -147,6 +148,21 @@ impl Corpus {
         let at = self.range.start + at;
         let part = self.parts.partition_point(|p| p.start <= at) - 1;
         (part, self.parts[part].data.bytes(), (at - self.parts[part].start) as usize)
+    }
+
+    /// A number that a change of the text changes: its length and its bytes, of a text beyond 256 MiB every so many blocks.
+    pub fn fingerprint(&self) -> u64 {
+        const BLOCK: u64 = 1 << 16;
+        const MOST: u64 = 1 << 12;
+        let step = self.len().div_ceil(BLOCK).div_ceil(MOST).max(1) * BLOCK;
+        let mut buffer = vec![0; BLOCK as usize];
+        let mut sum = mix(self.len());
+        for start in (0..self.len()).step_by(step as usize) {
+            let block = &mut buffer[..BLOCK.min(self.len() - start) as usize];
+            self.read(start, block);
+            sum = mix(sum ^ hash(block));
+        }
+        sum
     }
 
     /// The bytes `range` as token ids.

@@ -108,6 +108,15 @@ impl Data {
         })
     }
 
+    /// What a change of the text changes: fingerprints of both parts in hexadecimal; empty for `math`, which cannot change.
+    pub fn fingerprint(&self) -> String {
+        let of = |source: &Source| match source {
+            Source::Text(text) => format!("{:016x}", text.fingerprint()),
+            Source::Math(_) => String::new(),
+        };
+        of(&self.train) + &self.val.as_ref().map_or(String::new(), of)
+    }
+
     /// Tokens to train on; `None` for the endless `math`.
     pub fn train_tokens(&self) -> Option<u64> {
         match &self.train {

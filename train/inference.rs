@@ -8,6 +8,7 @@ use kumiki_models::accounting::{block_params, state_bytes};
 use kumiki_tensor::{DType, Rng};
 use serde::Serialize;
 
+use crate::memory;
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
@@ -51,6 +52,10 @@ pub fn measure(
         LanguageModel::new(&config, settings.seed, dtype).map_err(|e| Error::new(format!("model `{name}`: {e}")))
     };
     let built = models.iter().map(model).collect::<Result<Vec<_>>>()?;
+    for (name, model) in models.iter().zip(&built) {
+        let longest = lengths.iter().copied().max().unwrap_or(0) + tokens;
+        memory::check_inference(name, &model.config, longest, dtype, "--seq, --tokens or --models")?;
+    }
     // The first run of all finds cold caches and buffers.
     built.iter().try_for_each(|model| after(model, lengths[0].min(64), 2).map(drop))?;
     let mut rows = Vec::new();

@@ -4,7 +4,7 @@
 //! optimiser's two moments, what block applications keep for the backward, the tokens.
 
 use kumiki_models::LanguageModelConfig;
-use kumiki_models::accounting::{saved_numbers, total_params};
+use kumiki_models::accounting::{saved_numbers, state_bytes, total_params};
 use kumiki_tensor::DType;
 
 use crate::{Error, Result};
@@ -44,17 +44,35 @@ impl Step {
     /// # Errors
     /// A sentence with what is needed and what there is.
     pub(crate) fn check(&self, name: &str, config: &LanguageModelConfig, options: &str) -> Result<()> {
-        fits(name, self.least(config), available(), options)
+        fits("training", name, self.least(config), available(), options)
     }
 }
 
-fn fits(name: &str, least: u128, available: u64, options: &str) -> Result<()> {
+/// Whether a prompt of `seq` tokens can be taken and decoded from: parameters, what is kept of every token, and half of what
+/// training would keep of one block application, which is there at once while the prompt passes it.
+///
+/// # Errors
+/// A sentence with what is needed and what there is.
+pub(crate) fn check_inference(
+    name: &str,
+    config: &LanguageModelConfig,
+    seq: usize,
+    dtype: DType,
+    options: &str,
+) -> Result<()> {
+    let float = dtype.size();
+    let passing = u128::from(saved_numbers(&config.architecture)) * seq as u128 / 2;
+    let least = (total_params(config) as u128 + passing) * float as u128 + u128::from(state_bytes(config, seq, float));
+    fits("inference with", name, least, available(), options)
+}
+
+fn fits(what: &str, name: &str, least: u128, available: u64, options: &str) -> Result<()> {
     if least <= u128::from(available) {
         return Ok(());
     }
     let gib = |bytes: f64| format!("{:.1} GiB", bytes / f64::from(1 << 30));
     Err(Error::new(format!(
-        "training `{name}` needs at least {} of memory, {} are available; lower {options}",
+        "{what} `{name}` needs at least {} of memory, {} are available; lower {options}",
         gib(least as f64),
         gib(available as f64)
     )))
@@ -99,9 +117,12 @@ mod tests {
             let error = huge.check(model, &config, "--batch").unwrap_err().to_string();
             assert!(error.contains("needs at least") && error.contains("are available; lower --batch"), "{error}");
         }
-        assert!(fits("x", 1 << 30, 1 << 30, "").is_ok());
+        assert!(fits("training", "x", 1 << 30, 1 << 30, "").is_ok());
         assert!(
-            fits("x", 3 << 30, 1 << 30, "--seq").unwrap_err().to_string().contains("3.0 GiB of memory, 1.0 GiB are")
+            fits("training", "x", 3 << 30, 1 << 30, "--seq")
+                .unwrap_err()
+                .to_string()
+                .contains("3.0 GiB of memory, 1.0 GiB are")
         );
     }
 }

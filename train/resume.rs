@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
-use crate::{Error, Result};
+use crate::settings::Settings;
+use crate::tokenizer::ByteTokenizer;
+use crate::{Error, Result, checkpoint};
 
 /// A run as it is found.
 pub(crate) struct Old {
     path: PathBuf,
     results: Results,
     records: Vec<Record>,
+    /// A sentence for every model whose row was dropped because its file is of no use any more.
+    lost: Vec<String>,
 }
 
 fn cell_of(record: &Record) -> Option<Cell> {
@@ -35,7 +39,7 @@ pub(crate) fn read(folder: &Path) -> Result<Old> {
     let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
     let failed =
         |why: &dyn std::fmt::Display| Error::new(format!("`{}` cannot be resumed from: {why}", path.display()));
-    let results: Results = serde_json::from_slice(&bytes)
+    let mut results: Results = serde_json::from_slice(&bytes)
         .map_err(|e| failed(&format!("{e}; expected the results of this version of kumiki")))?;
     let log = folder.join(LOG);
     // Before the first step there may be no log yet.
@@ -49,7 +53,25 @@ pub(crate) fn read(folder: &Path) -> Result<Old> {
             return Err(failed(&format!("`{log}` has {found} of the {steps} steps of {cell}, which is finished")));
         }
     }
-    Ok(Old { path, results, records })
+    let mut lost = vec![];
+    results.rows.retain(|row| match usable(row, &results.plan.settings, folder) {
+        Ok(()) => true,
+        Err(e) => {
+            lost.push(format!("{} was done, but its model is lost and is trained again: {e}", row.cell()));
+            false
+        }
+    });
+    Ok(Old { path, results, records, lost })
+}
+
+/// Whether the model of a finished row is still there, whole, and the one that the row is about.
+fn usable(row: &Row, settings: &Settings, folder: &Path) -> Result<()> {
+    let path = folder.join(&row.folder);
+    let found = checkpoint::load(&path, settings.dtype()?)?.model.config;
+    if found == settings.model(&row.result.model, ByteTokenizer::VOCAB)? {
+        return Ok(());
+    }
+    Err(Error::new(format!("`{}` holds another model", path.display())))
 }
 
 impl Old {
@@ -92,7 +114,8 @@ impl Old {
                 let text = |facts: &DataFacts| {
                     let train = facts.train_tokens.map_or("endless".to_owned(), |n| n.to_string());
                     let entropy = facts.unigram_nll.map_or(String::new(), |e| format!(" of {e} nats"));
-                    format!("{train} training tokens, {} to validate on{entropy}", facts.val_tokens)
+                    let mark = facts.fingerprint.get(..8).unwrap_or_default();
+                    format!("{train} training tokens ({mark}…), {} to validate on{entropy}", facts.val_tokens)
                 };
                 return Err(Error::new(format!(
                     "`{}` has changed since models were trained on it: {} then, {} now; --out another folder",
@@ -114,11 +137,12 @@ impl Old {
         if let Some((cell, step)) = last.filter(|(cell, _)| !done.contains(cell) && all.contains(cell)) {
             notes.push(format!("{cell} was interrupted after step {step} and starts again from its beginning"));
         }
-        let (then, now) = (&self.results.machine, Machine::here());
-        if !done.is_empty() && *then != now {
+        let now = Machine::here();
+        if let Some(row) = self.results.rows.iter().find(|row| row.machine != now).filter(|_| done.len() < all.len()) {
             let text = |m: &Machine| format!("{} on {} {}, {} threads", m.simd, m.os, m.arch, m.threads);
-            notes.push(format!("what is done was done with {}, this is {}", text(then), text(&now)));
+            notes.push(format!("{} was trained with {}, this is {}", row.cell(), text(&row.machine), text(&now)));
         }
+        notes.extend(self.lost.iter().cloned());
         notes
     }
 
@@ -149,7 +173,6 @@ mod tests {
     use crate::data::Data;
     use crate::run::{Existing, Run};
     use crate::scratch::Scratch;
-    use crate::settings::Settings;
 
     fn plan(corpora: &[&str], seeds: &[u64], models: &[&str]) -> Plan {
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
@@ -253,6 +276,9 @@ mod tests {
         says(plan(&["math"], &[0], &["tango"]), &["finished, which is not asked for"]);
         fs::write(&text, "some text, and more of IT. ".repeat(40)).unwrap();
         says(asked.clone(), &["has changed since", "972 training tokens"]);
+        // As long, with as many bytes of each kind.
+        fs::write(&text, "some text, and mroe of it. ".repeat(40)).unwrap();
+        says(asked.clone(), &["has changed since"]);
         fs::write(&text, "some text, and more of it. ".repeat(40)).unwrap();
 
         let damage = |file: &str, to: &str, phrases: &[&str]| {
@@ -262,13 +288,31 @@ mod tests {
             says(asked.clone(), phrases);
             fs::write(&path, good).unwrap();
         };
-        damage(RESULTS, "{", &["results.json` is damaged"]);
+        damage(RESULTS, "{", &["results.json` is damaged", "not JSON: EOF"]);
         damage(RESULTS, r#"{"finished": false, "models": ["tango"]}"#, &["cannot be resumed from", "missing field"]);
         damage(LOG, "{\"step\": 1}\n", &["log.jsonl` line 1: not a log record"]);
         damage(LOG, "", &["has 0 of the 2 steps of `tango`"]);
         fs::rename(out.join(RESULTS), out.join("results.json.partial")).unwrap();
         says(asked.clone(), &["has no results.json", "--restart"]);
         fs::rename(out.join("results.json.partial"), out.join(RESULTS)).unwrap();
-        train(begin(asked, &out, Existing::Resume).unwrap(), 9);
+        train(begin(asked.clone(), &out, Existing::Resume).unwrap(), 9);
+
+        // Models that are gone, cut or exchanged are trained again, to the same bits.
+        let model = |name: &str| out.join(name).join("model.safetensors");
+        let (tango, wango) = (fs::read(model("tango")).unwrap(), fs::read(model("wango")).unwrap());
+        for (name, good, bad) in
+            [("tango", &tango, None), ("wango", &wango, Some(&wango[..5000])), ("wango", &wango, Some(&tango[..]))]
+        {
+            match bad {
+                None => fs::remove_file(model(name)).unwrap(),
+                Some(bytes) => fs::write(model(name), bytes).unwrap(),
+            }
+            let notes = train(begin(asked.clone(), &out, Existing::Resume).unwrap(), 1).join("; ");
+            assert!(
+                notes.contains(&format!("`{name}` on")) && notes.contains("is lost and is trained again"),
+                "{notes}"
+            );
+            assert!(fs::read(model(name)).unwrap() == *good, "{name}");
+        }
     }
 }

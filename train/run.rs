@@ -215,6 +215,8 @@ pub struct DataFacts {
     pub kind: Kind,
     /// Tokens to train on; absent for the endless `math`.
     pub train_tokens: Option<u64>,
+    /// What a change of the text changes; see [`Data::fingerprint`].
+    pub fingerprint: String,
     /// Target tokens of an evaluation.
     pub val_tokens: u64,
     /// Entropy of single tokens of the held-out text, in nats: what a model must fall below.
@@ -237,6 +239,7 @@ impl DataFacts {
             name: data.name.clone(),
             kind: data.kind,
             train_tokens: data.train_tokens(),
+            fingerprint: data.fingerprint(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
             unigram_nll: for_entropy.as_ref().map(unigram_entropy),
         })
@@ -252,6 +255,8 @@ pub struct Row {
     pub seed: u64,
     /// Where the model is, seen from the run's folder.
     pub folder: String,
+    /// What it was trained on.
+    pub machine: Machine,
     /// What was measured.
     #[serde(flatten)]
     pub result: ModelResult,
@@ -289,7 +294,7 @@ pub struct Results {
     pub plan: Plan,
     /// The corpora.
     pub data: Vec<DataFacts>,
-    /// The machine.
+    /// The machine that wrote this last.
     pub machine: Machine,
     /// The trained models, in the order of the plan.
     pub rows: Vec<Row>,
@@ -339,10 +344,18 @@ fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<Found> {
             "`{name}` holds a finished run, which is never overwritten; extend it with --resume or choose another folder \
              with --out"
         ),
-        Found::Other(first) if existing == Existing::Resume && first == RESULTS => format!(
-            "`{}` is damaged, or no run of kumiki's wrote it: it does not say whether it is finished",
-            folder.join(first).display()
-        ),
+        Found::Other(first) if first == RESULTS => {
+            let path = folder.join(first);
+            let parsed = fs::read(&path).map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes));
+            let why = match parsed {
+                Ok(Err(e)) => format!("it is not JSON: {e}"),
+                _ => "it does not say whether it is finished".to_owned(),
+            };
+            format!(
+                "`{}` is damaged, or no run of kumiki's wrote it: {why}; remove it, or choose another folder with --out",
+                path.display()
+            )
+        }
         Found::Other(first) => format!(
             "`{name}` is not empty and holds no run of kumiki's (it has `{first}`); choose another folder with --out"
         ),
@@ -409,7 +422,7 @@ impl Run {
         match train_model(&cell.model, &settings, data, &mut self.log, &self.folder.join(&folder), show) {
             Ok(result) => {
                 let Cell { corpus, seed, .. } = cell.clone();
-                self.results.rows.push(Row { corpus, seed, folder, result });
+                self.results.rows.push(Row { corpus, seed, folder, machine: Machine::here(), result });
                 self.write()
             }
             Err(e) => {

@@ -40,10 +40,13 @@ pub fn variant(name: &str) -> Option<Window> {
 pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
 
 /// The largest size of an axis; products of two of them are far from overflowing.
-const LARGEST: usize = 1 << 20;
+pub const LARGEST: usize = 1 << 20;
 
 /// The most rows of a batch, and batches of a step.
 const MOST_ROWS: usize = 1 << 16;
+
+/// The most target tokens of an evaluation: `math` has no end.
+const MOST_EVAL: u64 = 1 << 32;
 
 /// Everything about a run but its data and the model's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -271,8 +274,8 @@ impl Settings {
     pub fn check(&self) -> Result<()> {
         self.check_sizes()?;
         crate::corpus::check_fraction(self.val_fraction)?;
-        if self.eval_tokens == 0 {
-            return Err(Error::new("eval_tokens must be at least 1, found 0"));
+        if !(1..=MOST_EVAL).contains(&self.eval_tokens) {
+            return Err(Error::new(format!("eval_tokens must be from 1 to {MOST_EVAL}, found {}", self.eval_tokens)));
         }
         self.step_config()?;
         self.dtype().map(drop)
@@ -444,7 +447,7 @@ mod tests {
             (Settings { blocks: 1025, ..tiny.clone() }, "blocks must be from 1 to 1024, found 1025"),
             (Settings { accumulate: 65_537, ..tiny.clone() }, "accumulate must be from 1 to 65536, found 65537"),
             (Settings { batch: 1 << 20, ..tiny.clone() }, "batch must be from 1 to 65536, found 1048576"),
-            (Settings { eval_tokens: 0, ..tiny.clone() }, "eval_tokens must be at least 1, found 0"),
+            (Settings { eval_tokens: 0, ..tiny.clone() }, "eval_tokens must be from 1 to 4294967296, found 0"),
             (Settings { val_fraction: -1.0, ..tiny.clone() }, "the validation fraction is -1"),
             (Settings { val_fraction: 1e308, ..tiny.clone() }, "expected 0 <= fraction < 1"),
             (Settings { val_fraction: f64::NAN, ..tiny }, "expected 0 <= fraction < 1"),

@@ -127,7 +127,7 @@ const LEAN_8: &[(&str, f64)] = &[("wango", 2.231), ("recurrent", 2.364)];
 const MATHEMATICS: &[(&str, f64)] = &[("tango", 0.473), ("wango", 0.487), ("recurrent", 0.537), ("untied", 0.556)];
 
 /// The corpus on which the paper compares models for this kind of text, and its losses of those among `models`, from the
-/// best on. Its sizes, budgets and tokens are others: only the order can be compared.
+/// best on; `None` where it has fewer than two. Its sizes, budgets and tokens are others: only the order can be compared.
 pub fn paper(kind: Kind, blocks: usize, models: &[String]) -> (&'static str, Option<String>) {
     let (corpus, numbers) = match (kind, blocks) {
         (Kind::Prose, _) => ("FineWeb-Edu", PROSE),
@@ -137,7 +137,7 @@ pub fn paper(kind: Kind, blocks: usize, models: &[String]) -> (&'static str, Opt
     };
     let ours = numbers.iter().filter(|(name, _)| models.iter().any(|model| model == name));
     let terms: Vec<String> = ours.map(|(name, nll)| format!("{name} {nll:.3}")).collect();
-    (corpus, (!terms.is_empty()).then(|| terms.join(" < ")))
+    (corpus, (terms.len() > 1).then(|| terms.join(" < ")))
 }
 
 #[cfg(test)]

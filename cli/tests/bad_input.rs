@@ -113,7 +113,7 @@ fn numbers_out_of_range_are_named() {
         ("--lr", "-1", "lr must be a positive number, found -1"),
         ("--lr", "-1e-3", "lr must be a positive number, found -0.001"),
         ("--clip", "-inf", "--clip must be a finite number, found -inf"),
-        ("--eval-tokens", "0", "eval_tokens must be at least 1, found 0"),
+        ("--eval-tokens", "0", "eval_tokens must be from 1 to 4294967296, found 0"),
         ("--blocks", "1025", "blocks must be from 1 to 1024"),
         ("--batch", "65537", "batch must be from 1 to 65536"),
         ("--accumulate", "65537", "accumulate must be from 1 to 65536"),
