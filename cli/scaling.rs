@@ -16,13 +16,13 @@ use crate::table::{count, table, thousands};
 
 /// Time training steps against the sequence length: time and memory per token
 ///
-/// Every length has as many tokens in a step as the longest one, so that only the length differs. Steps of all models
-/// and lengths take turns; medians are shown.
+/// Steps have one sequence, and as many are timed together as make the tokens of the longest length. All models and
+/// lengths take turns; medians are shown.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   kumiki bench scaling
-  kumiki bench scaling --models wango,flash --seq 1024,65536 --steps 5 --out scaling.svg")]
+  kumiki bench scaling --models wango,flash --seq 1024,65536 --rounds 5 --out scaling.svg")]
 pub struct Scaling {
     /// Models, separated by commas
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "tango,wango")]
@@ -38,9 +38,9 @@ pub struct Scaling {
     /// Recompute blocks in the backward pass
     #[arg(long)]
     checkpoint_activations: bool,
-    /// Steps to time, after one that warms up
+    /// Rounds to time, after one that warms up
     #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true)]
-    steps: usize,
+    rounds: usize,
     /// Where to draw the picture
     #[arg(long, value_name = "FILE.svg", default_value = "scaling.svg")]
     out: PathBuf,
@@ -54,8 +54,8 @@ impl Scaling {
         let seq = lengths(&self.seq)?;
         let settings =
             Settings { checkpoint_activations: self.checkpoint_activations, ..Settings::preset(&self.preset)? };
-        if self.steps == 0 {
-            return Err(Error::new("--steps must be at least 1, found 0"));
+        if self.rounds == 0 {
+            return Err(Error::new("--rounds must be at least 1, found 0"));
         }
         chart::check(&self.out)?;
         let machine = Machine::here();
@@ -63,9 +63,9 @@ impl Scaling {
             "{} at {}: {} each, the first of which warms up",
             count(self.models.len() as u64, "model"),
             count(seq.len() as u64, "length"),
-            count(self.steps as u64 + 1, "step")
+            count(self.rounds as u64 + 1, "round")
         ));
-        let rows = measure(&settings, &self.models, &seq, self.steps, |name, seq, seconds| {
+        let rows = measure(&settings, &self.models, &seq, self.rounds, |name, seq, seconds| {
             remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
         })?;
         match self.json {
@@ -98,13 +98,13 @@ impl Scaling {
 
 /// Each length beside the model's shortest one.
 fn report(rows: &[Row]) -> String {
-    let header = ["model", "T", "rows", "ms per token", "to shortest", "bytes per token", "to shortest"];
+    let header = ["model", "T", "steps", "ms per token", "to shortest", "bytes per token", "to shortest"];
     let cells = |row: &Row| {
         let first = rows.iter().find(|first| first.model == row.model).unwrap_or(row);
         vec![
             row.model.clone(),
             thousands(row.seq as u64),
-            row.batch.to_string(),
+            row.steps.to_string(),
             format!("{:.3}", 1e3 * row.token_s),
             format!("{:.2}×", row.token_s / first.token_s),
             thousands(row.token_bytes.round() as u64),

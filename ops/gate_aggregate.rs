@@ -22,7 +22,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting};
+use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting, with_kept_factors};
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
 use crate::registry::{BenchCase, OpCase};
@@ -96,18 +96,7 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
         let lse = lse.expect("of a softmax");
         GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse }
     });
-    noted(y, factors)
-}
-
-/// The product `y` with the factors that are saved, in its shape; as it is when nothing is saved or there is one only.
-pub(crate) fn noted(y: Var, factors: Option<(Tensor, Tensor)>) -> Var {
-    match factors {
-        Some((a, b)) => {
-            let [a, b] = [a, b].map(|x| x.reshape(y.shape()));
-            y.with_factors(a, b)
-        }
-        None => y,
-    }
+    with_kept_factors(y, factors)
 }
 
 /// What depends on the precision.

@@ -22,9 +22,8 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, threads};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting};
+use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting, with_kept_factors};
 use crate::cast::widened;
-use crate::gate_aggregate::noted;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 
@@ -139,7 +138,7 @@ fn run(name: &'static str, q: &Var, k: &Var, v: &Var, u: Option<&Var>) -> Var {
     let y = if u.is_some() { gated } else { out.clone() }.expect("asked for");
     saved.out = out.filter(|_| keep);
     let factors = saved.out.clone().zip(saved.u.clone());
-    noted(Var::from_op(y.reshape(&[q.dim(0), q.dim(1), v.dim(2)]), &inputs, || saved), factors)
+    with_kept_factors(Var::from_op(y.reshape(&[q.dim(0), q.dim(1), v.dim(2)]), &inputs, || saved), factors)
 }
 
 struct GauBackward {

@@ -29,7 +29,30 @@ pub struct MemoryStats {
 
 #[derive(Default)]
 struct Pool {
-    free: HashMap<usize, Vec<NonNull<u8>>>,
+    free: HashMap<usize, Waiting>,
+    /// Counts returns of buffers.
+    clock: u64,
+}
+
+/// Buffers of one class that wait in the pool.
+#[derive(Default)]
+struct Waiting {
+    buffers: Vec<NonNull<u8>>,
+    /// When one was returned last.
+    used: u64,
+}
+
+impl Pool {
+    /// Gives the system a buffer of the class that was used longest ago, other than `class`; `false` when there is none.
+    fn evict(&mut self, class: usize) -> bool {
+        let others = self.free.iter_mut().filter(|(other, waiting)| **other != class && !waiting.buffers.is_empty());
+        let Some((&oldest, waiting)) = others.min_by_key(|(_, waiting)| waiting.used) else { return false };
+        let Some(start) = waiting.buffers.pop() else { return false };
+        CACHED.fetch_sub(oldest, Relaxed);
+        // SAFETY: a buffer in the pool was allocated with the layout of its class and nobody refers to it.
+        unsafe { dealloc(start.as_ptr(), Layout::from_size_align_unchecked(oldest, ALIGN)) }
+        true
+    }
 }
 
 // SAFETY: the pool owns the pointed-to memory; nothing else refers to it while it is in the pool.
@@ -87,7 +110,7 @@ impl Buffer {
     /// A buffer of `bytes` bytes with unspecified (but initialised) contents.
     pub fn new(bytes: usize) -> Buffer {
         let class = size_class(bytes);
-        let recycled = POOL.lock().expect("pool lock").free.get_mut(&class).and_then(Vec::pop);
+        let recycled = POOL.lock().expect("pool lock").free.get_mut(&class).and_then(|waiting| waiting.buffers.pop());
         let start = match recycled {
             Some(start) => {
                 CACHED.fetch_sub(class, Relaxed);
@@ -135,14 +158,21 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let live = LIVE.fetch_sub(self.class, Relaxed) - self.class;
-        // Half as much again as the busiest moment: room for classes that are busy at different times, and no more.
+        // Half as much again as the busiest moment: room for classes that are busy at different times, and no more. Where
+        // that is spent, classes that are used no longer (of another model, another length) make room.
         let highest = HIGHEST.load(Relaxed);
-        if live + CACHED.load(Relaxed) + self.class <= highest + highest / 2
-            && let Ok(mut pool) = POOL.lock()
-        {
-            CACHED.fetch_add(self.class, Relaxed);
-            pool.free.entry(self.class).or_default().push(self.start);
-            return;
+        let most = highest + highest / 2;
+        if let Ok(mut pool) = POOL.lock() {
+            while live + CACHED.load(Relaxed) + self.class > most && pool.evict(self.class) {}
+            if live + CACHED.load(Relaxed) + self.class <= most {
+                CACHED.fetch_add(self.class, Relaxed);
+                pool.clock += 1;
+                let now = pool.clock;
+                let waiting = pool.free.entry(self.class).or_default();
+                waiting.used = now;
+                waiting.buffers.push(self.start);
+                return;
+            }
         }
         // SAFETY: allocated in `new` with this very layout, and no longer referred to.
         unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.class, ALIGN)) }
@@ -152,8 +182,8 @@ impl Drop for Buffer {
 /// Gives the memory that waits in the pool back to the system.
 pub fn release_cached_memory() {
     let mut pool = POOL.lock().expect("pool lock");
-    for (class, buffers) in pool.free.drain() {
-        for start in buffers {
+    for (class, waiting) in pool.free.drain() {
+        for start in waiting.buffers {
             CACHED.fetch_sub(class, Relaxed);
             // SAFETY: a buffer in the pool was allocated with the layout of its class and nobody refers to it.
             unsafe { dealloc(start.as_ptr(), Layout::from_size_align_unchecked(class, ALIGN)) }

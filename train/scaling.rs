@@ -1,4 +1,4 @@
-//! How training costs grow with the sequence: time and memory per token of a step, at an equal number of tokens.
+//! How training costs grow with the sequence: time and memory per token of a step of one sequence.
 
 use std::time::Instant;
 
@@ -20,9 +20,9 @@ pub struct Row {
     pub model: String,
     /// Sequence length T.
     pub seq: usize,
-    /// Rows of a batch, such that every length has as many tokens.
-    pub batch: usize,
-    /// Median seconds of a step over its tokens.
+    /// Steps that are timed together, so that every length has as many tokens.
+    pub steps: usize,
+    /// Median seconds of such steps over their tokens.
     pub token_s: f64,
     /// The most bytes of tensors that a step needs beside parameters and the optimiser's state, over its tokens.
     pub token_bytes: f64,
@@ -37,8 +37,9 @@ struct Case {
     bytes: usize,
 }
 
-/// Measures `steps` steps of every model at every length after one that warms up, in turns: what the machine does
-/// meanwhile hits all alike. The tokens of a step are those of the longest sequence. `said` hears of every step.
+/// Measures every model at every length `rounds` times after a round that warms up, in turns: what the machine does
+/// meanwhile hits all alike. A turn has as many steps of one sequence as make the tokens of the longest. `said` hears of
+/// the seconds of every turn.
 ///
 /// # Errors
 /// When there is no such model, sizes do not fit, the memory cannot do, or there is nothing to measure.
@@ -46,12 +47,12 @@ pub fn measure(
     settings: &Settings,
     models: &[String],
     lengths: &[usize],
-    steps: usize,
+    rounds: usize,
     mut said: impl FnMut(&str, usize, f64),
 ) -> Result<Vec<Row>> {
     let tokens = lengths.iter().copied().max().unwrap_or(0);
-    if models.is_empty() || tokens == 0 || steps == 0 || lengths.contains(&0) {
-        return Err(Error::new("nothing to measure: models, lengths and steps must be at least 1"));
+    if models.is_empty() || tokens == 0 || rounds == 0 || lengths.contains(&0) {
+        return Err(Error::new("nothing to measure: models, lengths and rounds must be at least 1"));
     }
     let dtype = settings.dtype()?;
     let mut cases = Vec::new();
@@ -66,37 +67,46 @@ pub fn measure(
             cases.push(Case { model, optimizer: AdamW::default(), name: name.clone(), seq, times: vec![], bytes: 0 });
         }
     }
-    for step in 0..=steps {
+    for round in 0..=rounds {
         for case in &mut cases {
-            let seconds = case.step(tokens, step)?;
+            let seconds = case.turn(tokens, round)?;
             said(&case.name, case.seq, seconds);
         }
     }
     let row = |mut case: Case| {
         case.times.sort_by(f64::total_cmp);
-        let batch = (tokens / case.seq).max(1);
-        let count = (batch * case.seq) as f64;
-        let (token_s, token_bytes) = (case.times[case.times.len() / 2] / count, case.bytes as f64 / count);
-        Row { model: case.name, seq: case.seq, batch, token_s, token_bytes }
+        let steps = (tokens / case.seq).max(1);
+        let token_s = case.times[case.times.len() / 2] / (steps * case.seq) as f64;
+        Row { model: case.name, seq: case.seq, steps, token_s, token_bytes: case.bytes as f64 / case.seq as f64 }
     };
     Ok(cases.into_iter().map(row).collect())
 }
 
 impl Case {
-    /// One step from empty buffers; number 0 is not counted.
-    fn step(&mut self, tokens: usize, number: usize) -> Result<f64> {
-        let shape = [(tokens / self.seq).max(1), self.seq];
-        let mut rng = Rng::new(number as u64);
-        let mut ids = || rng.ids(DType::I64, &shape, ByteTokenizer::VOCAB as u64);
-        let (inputs, targets) = (ids(), ids());
-        // Buffers of another length would be kept for nothing; new ones are got in the part that warms up.
-        if number == 0 {
+    /// As many steps as make `tokens`; round 0 is not counted.
+    fn turn(&mut self, tokens: usize, round: usize) -> Result<f64> {
+        // Buffers of another length would be kept for nothing; new ones are got in the round that warms up.
+        if round == 0 {
             release_cached_memory();
         }
+        let mut seconds = 0.0;
+        for number in 0..(tokens / self.seq).max(1) {
+            seconds += self.step(number as u64, round > 0)?;
+        }
+        if round > 0 {
+            self.times.push(seconds);
+        }
+        Ok(seconds)
+    }
+
+    fn step(&mut self, number: u64, counts: bool) -> Result<f64> {
+        let mut rng = Rng::new(number);
+        let mut ids = || rng.ids(DType::I64, &[1, self.seq], ByteTokenizer::VOCAB as u64);
+        let (inputs, targets) = (ids(), ids());
         reset_peak();
         let before = memory_stats().live;
         let started = Instant::now();
-        let tape = Tape::training(Rng::new(number as u64));
+        let tape = Tape::training(Rng::new(number));
         let loss = self.model.loss(&tape, &inputs, &targets);
         let mut grads = tape.backward(&loss);
         drop((loss, tape));
@@ -105,12 +115,10 @@ impl Case {
         let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{}`: {e}", self.name));
         clip_global_norm(&params, &mut grads, 1.0).map_err(failed)?;
         self.optimizer.step(&mut params, &grads, 1e-3).map_err(failed)?;
-        let seconds = started.elapsed().as_secs_f64();
-        if number > 0 {
-            self.times.push(seconds);
+        if counts {
             self.bytes = self.bytes.max(bytes);
         }
-        Ok(seconds)
+        Ok(started.elapsed().as_secs_f64())
     }
 }
 
@@ -124,12 +132,12 @@ mod tests {
         let nano = Settings::preset("nano").unwrap();
         let mut said = 0;
         let rows = measure(&nano, &["wango".into(), "gau".into()], &[16, 64], 1, |_, _, _| said += 1).unwrap();
-        let sizes: Vec<_> = rows.iter().map(|row| (row.model.as_str(), row.seq, row.batch)).collect();
+        let sizes: Vec<_> = rows.iter().map(|row| (row.model.as_str(), row.seq, row.steps)).collect();
         assert_eq!(sizes, [("wango", 16, 4), ("wango", 64, 1), ("gau", 16, 4), ("gau", 64, 1)]);
         assert_eq!(said, 8);
-        for (models, lengths, steps) in [(0, &[8][..], 1), (1, &[], 1), (1, &[0], 1), (1, &[8], 0)] {
+        for (models, lengths, rounds) in [(0, &[8][..], 1), (1, &[], 1), (1, &[0], 1), (1, &[8], 0)] {
             let models = vec!["tango".to_owned(); models];
-            assert!(measure(&nano, &models, lengths, steps, |_, _, _| {}).is_err());
+            assert!(measure(&nano, &models, lengths, rounds, |_, _, _| {}).is_err());
         }
     }
 }

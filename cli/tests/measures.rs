@@ -82,7 +82,7 @@ fn inference_prints_a_table_and_draws() {
 fn scaling_prints_a_table_and_draws() {
     let dir = Scratch::new();
     let out = dir.path("scaling.svg");
-    let base = ["bench", "scaling", "--preset", "nano", "--steps", "1", "--out", &out];
+    let base = ["bench", "scaling", "--preset", "nano", "--rounds", "1", "--out", &out];
     let text = succeed(&[&base[..], &["--seq", "32,64"]].concat()).out;
     for word in ["tango", "wango", "ms per token", "bytes per token", "1.00×"] {
         assert!(text.contains(word), "no {word} in {text}");
@@ -92,7 +92,7 @@ fn scaling_prints_a_table_and_draws() {
         succeed(&[&base[..], &["--seq", "64", "--models", "gau", "--json", "--checkpoint-activations"]].concat());
     assert!(parsed(&json.out)["rows"][0]["token_bytes"].as_f64().unwrap() > 100.0);
     fail(1, &[&base[..], &["--seq", "2000000"]].concat(), &["--seq must be from 1 to 1048576, found 2000000"]);
-    fail(1, &[&base[..], &["--seq", "64", "--steps", "0"]].concat(), &["--steps must be at least 1, found 0"]);
+    fail(1, &[&base[..], &["--seq", "64", "--rounds", "0"]].concat(), &["--rounds must be at least 1, found 0"]);
     fail(1, &["bench", "scaling", "--preset", "paper", "--seq", "1048576", "--out", &out], &["of memory"]);
 }
 

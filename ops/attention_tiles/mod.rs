@@ -22,6 +22,7 @@ mod squared_relu;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use kumiki_autograd::Var;
 use kumiki_tensor::{Element, Tensor};
 
 use crate::simd::{Kernel, Lanes, Real};
@@ -290,6 +291,17 @@ impl<E: Number> Kernel<E> for TransposeRows<'_, E> {
                 }
             }
         }
+    }
+}
+
+/// The product `y` with the factors that are saved, in its shape; as it is when nothing is saved or there is one only.
+pub(crate) fn with_kept_factors(y: Var, factors: Option<(Tensor, Tensor)>) -> Var {
+    match factors {
+        Some((a, b)) => {
+            let [a, b] = [a, b].map(|x| x.reshape(y.shape()));
+            y.with_factors(a, b)
+        }
+        None => y,
     }
 }
 

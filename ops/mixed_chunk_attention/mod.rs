@@ -31,9 +31,8 @@ mod stream;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{KEYS, Number, Rows};
+use crate::attention_tiles::{KEYS, Number, Rows, with_kept_factors};
 use crate::cast::widened;
-use crate::gate_aggregate::noted;
 use crate::gau_attention::{by_blocks, clear_scores, for_blocks, sum_blocks, value_blocks};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -130,7 +129,7 @@ fn run(name: &'static str, inputs: &[Var], chunk: usize) -> Var {
     let y = if inputs.len() == 6 { gated } else { out.clone() }.expect("asked for");
     saved.out = out.filter(|_| keep);
     let factors = saved.out.clone().zip(saved.u.clone());
-    noted(Var::from_op(y.reshape(inputs[4].shape()), &inputs.iter().collect::<Vec<_>>(), || saved), factors)
+    with_kept_factors(Var::from_op(y.reshape(inputs[4].shape()), &inputs.iter().collect::<Vec<_>>(), || saved), factors)
 }
 
 struct MixedChunkBackward {

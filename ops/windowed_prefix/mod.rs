@@ -36,9 +36,8 @@ mod weights;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{Number, Rows};
+use crate::attention_tiles::{Number, Rows, with_kept_factors};
 use crate::cast::{cast, widened};
-use crate::gate_aggregate::noted;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
@@ -155,7 +154,7 @@ fn run(name: &'static str, inputs: &[Var], window: usize) -> Var {
         None => saved.gate.clone().expect("asked for"),
     };
     let factors = saved.gate.clone().filter(|_| keep).zip(saved.v.clone());
-    noted(Var::from_op(y, &inputs.iter().collect::<Vec<_>>(), || saved), factors)
+    with_kept_factors(Var::from_op(y, &inputs.iter().collect::<Vec<_>>(), || saved), factors)
 }
 
 struct WindowedPrefixBackward {
