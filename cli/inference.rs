@@ -8,6 +8,7 @@ use kumiki_train::inference::{Row, measure};
 use kumiki_train::run::Machine;
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use kumiki_train::{Error, Result};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{in_pool, json, line, remark};
@@ -59,6 +60,21 @@ pub fn lengths(seq: &[usize]) -> Result<Vec<usize>> {
     Ok(seq)
 }
 
+/// Prints rows as JSON or as a table, with the machine that they were measured on.
+pub fn show<R: Serialize>(
+    as_json: bool,
+    preset: &str,
+    machine: &Machine,
+    rows: &[R],
+    table: impl Fn(&[R]) -> String,
+) -> Result<()> {
+    if as_json {
+        return json(&json!({"preset": preset, "machine": machine, "rows": rows}));
+    }
+    line(&table(rows))?;
+    line(&format!("{}, {}, preset {preset}", machine.simd, count(machine.threads as u64, "thread")))
+}
+
 /// The rows of one model after the other, as lines.
 pub fn lines<'a, R: 'a>(
     names: &[String],
@@ -93,28 +109,17 @@ impl Args {
                 ));
                 Ok(())
             })?;
-            match self.json {
-                true => json(&json!({"preset": self.preset, "machine": machine, "rows": rows}))?,
-                false => {
-                    line(&report(&rows))?;
-                    line(&format!(
-                        "{}, {}, preset {}",
-                        machine.simd,
-                        count(machine.threads as u64, "thread"),
-                        self.preset
-                    ))?;
-                }
-            }
-            let of = |title: &str, scale, y: &dyn Fn(&Row) -> f64| Panel {
+            show(self.json, &self.preset, &machine, &rows, report)?;
+            let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
                 title: title.into(),
                 x: "tokens before".into(),
-                scale,
+                scale: Scale::Log,
                 lines: lines(&names, &rows, |row| &row.model, |row| (row.seq as f64, y(row))),
             };
             let panels = [
-                of("time of a token (ms)", Scale::Log, &|row| 1e3 * row.token_s),
-                of("time of the prompt per token (ms)", Scale::Log, &|row| 1e3 * row.prefill_s / row.seq as f64),
-                of("bytes kept", Scale::Log, &|row| row.state_bytes as f64),
+                of("time of a token (ms)", &|row| 1e3 * row.token_s),
+                of("time of the prompt per token (ms)", &|row| 1e3 * row.prefill_s / row.seq as f64),
+                of("bytes kept", &|row| row.state_bytes as f64),
             ];
             chart::write(&self.out, &format!("Decoding, preset {}", self.preset), &panels)?;
             remark(&format!("picture in `{}`", self.out.display()));

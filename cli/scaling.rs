@@ -8,10 +8,9 @@ use kumiki_train::run::Machine;
 use kumiki_train::scaling::{Row, measure};
 use kumiki_train::settings::{MODELS, PRESETS, Settings};
 use kumiki_train::{Error, Result};
-use serde_json::json;
 
-use crate::inference::{lengths, lines};
-use crate::output::{json, line, remark};
+use crate::inference::{lengths, lines, show};
+use crate::output::remark;
 use crate::table::{count, table, thousands};
 
 /// Time training steps against the sequence length: time and memory per token
@@ -68,18 +67,7 @@ impl Scaling {
         let rows = measure(&settings, &self.models, &seq, self.rounds, |name, seq, seconds| {
             remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
         })?;
-        match self.json {
-            true => json(&json!({"preset": self.preset, "machine": machine, "rows": rows}))?,
-            false => {
-                line(&report(&rows))?;
-                line(&format!(
-                    "{}, {}, preset {}",
-                    machine.simd,
-                    count(machine.threads as u64, "thread"),
-                    self.preset
-                ))?;
-            }
-        }
+        show(self.json, &self.preset, &machine, &rows, report)?;
         let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
             title: title.into(),
             x: "sequence length T".into(),

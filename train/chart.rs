@@ -26,8 +26,6 @@ pub struct Line {
 /// How y is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// From 0 on.
-    FromZero,
     /// From a little below the lowest point on.
     Linear,
     /// By its logarithm.
@@ -230,7 +228,7 @@ fn y_axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>)
         return (range, ticks);
     }
     let room = 0.08 * (high - low).max(0.01 * high.abs()).max(f64::MIN_POSITIVE);
-    let range = (if scale == Scale::FromZero { 0f64.min(low) } else { low - room }, high + room);
+    let range = (low - room, high + room);
     let rough = (range.1 - range.0) / 6.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough).unwrap_or(power);
@@ -250,7 +248,7 @@ mod tests {
     #[test]
     fn odd_points_are_pictures_too() {
         let odd = [(1.0, f64::NAN), (2.0, 0.0), (4.0, -1.0), (8.0, f64::INFINITY), (-1.0, 2.0)];
-        for scale in [Scale::FromZero, Scale::Linear, Scale::Log] {
+        for scale in [Scale::Linear, Scale::Log] {
             for points in [&odd[..], &[], &[(256.0, 3.0)], &[(256.0, 1e-3), (16_384.0, 2e4)]] {
                 let text = svg("A < title", &[panel(scale, points), panel(Scale::Linear, points)]).unwrap();
                 assert!(text.contains("A &lt; title") && text.contains("a &amp; b"), "{text}");
@@ -263,7 +261,7 @@ mod tests {
     #[test]
     fn ticks_are_round() {
         assert_eq!([0.0, 2e-5, 0.005, 0.5, 4.53, 2e4].map(tick), ["0", "2e-5", "0.005", "0.5", "4.53", "20k"]);
-        assert_eq!(y_axis([0.0, 10.0].into_iter(), Scale::FromZero).1, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        assert_eq!(y_axis([0.5, 10.0].into_iter(), Scale::Linear).1, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         let ticks = y_axis([0.0, 2.0].into_iter(), Scale::Log).1;
         assert!((ticks[0], ticks[1]) == (0.0, 2f64.log10()) && ticks.len() == 7, "{ticks:?}");
     }
