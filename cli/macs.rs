@@ -122,6 +122,7 @@ impl Args {
             Architecture::Tango(c) => c.gate_width,
             Architecture::Transformer(c) => c.d_ff,
             Architecture::Gau(c) => c.gate_width,
+            Architecture::Cem(c) => c.d_ff,
         };
         Row {
             model: name.to_owned(),

@@ -3,8 +3,10 @@
 //! The formulas are checked against models that run: parameters against their tensors, multiply-accumulates against
 //! what the operators count ([`kumiki_ops::count_macs`]), bytes against a decoding cache.
 
+use kumiki_nn::Diagonal;
 use kumiki_ops::MacCount;
 
+use crate::cem::{AttentionKind, MlpKind};
 use crate::language_model::{Architecture, LanguageModelConfig};
 
 /// How token pairs, and tokens seen through running sums, are counted.
@@ -26,8 +28,8 @@ pub fn total(macs: &MacCount) -> u64 {
     macs.projection + macs.pair + macs.prefix + macs.head
 }
 
-/// Parameters of one set of blocks, norms and scales included.
-fn params_per_set(architecture: &Architecture) -> u128 {
+/// Parameters of the block of one layer, norms and scales included.
+fn params_of_layer(architecture: &Architecture, layer: usize) -> u128 {
     let d = architecture.d_model() as u128;
     match architecture {
         Architecture::Tango(c) => {
@@ -39,21 +41,38 @@ fn params_per_set(architecture: &Architecture) -> u128 {
             let s = c.key_width as u128;
             d + 3 * c.gate_width as u128 * d + s * d + 2 * c.vectors() as u128 * s
         }
+        Architecture::Cem(c) => {
+            let (keys, f) = (c.heads as u128 * c.head_dim as u128, c.d_ff as u128);
+            let preconditioner = c.rank.map_or(0, |rank| (1 + 2 * rank as u128) * d);
+            let (attention, mlp) = c.layer(layer);
+            let attention = match attention {
+                AttentionKind::Mha => 4 * d * d,
+                AttentionKind::Cem => 2 * keys * d + c.diagonal.rows(c.heads) as u128 * d + 1 + preconditioner,
+            };
+            let mlp = match mlp {
+                MlpKind::Swiglu => 3 * f * d,
+                MlpKind::Cem => 2 * f * d + 1 + preconditioner,
+            };
+            2 * d + attention + mlp
+        }
     }
+}
+
+/// Distinct parameters of the blocks.
+fn wide_block_params(architecture: &Architecture) -> u128 {
+    let sets = if architecture.tied() { 1 } else { architecture.applications() };
+    (0..sets).map(|layer| params_of_layer(architecture, layer)).sum()
 }
 
 /// As [`total_params`] for sizes below `2^36`, whose product may be beyond `usize`.
 fn wide_params(config: &LanguageModelConfig) -> u128 {
-    let architecture = &config.architecture;
-    let sets = if architecture.tied() { 1 } else { architecture.applications() };
-    let d = architecture.d_model() as u128;
-    sets as u128 * params_per_set(architecture) + config.n_vocab as u128 * d + d
+    let d = config.architecture.d_model() as u128;
+    wide_block_params(&config.architecture) + config.n_vocab as u128 * d + d
 }
 
 /// Distinct parameters of the blocks.
 pub fn block_params(architecture: &Architecture) -> usize {
-    let sets = if architecture.tied() { 1 } else { architecture.applications() };
-    sets * params_per_set(architecture) as usize
+    wide_block_params(architecture) as usize
 }
 
 /// Distinct parameters of a model: blocks, token table, last norm.
@@ -67,6 +86,7 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
         Architecture::Tango(c) => &[c.d_model, c.heads, c.head_dim, c.gate_width, c.applications],
         Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
         Architecture::Gau(c) => &[c.d_model, c.key_width, c.gate_width, c.applications],
+        Architecture::Cem(c) => &[c.d_model, c.heads, c.head_dim, c.d_ff, c.applications],
     };
     // At most four sizes and a small number are multiplied, one of them the applications.
     let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| (size as u64) < 1 << 36)
@@ -92,8 +112,21 @@ fn chunk_pairs(t: u64, chunk: u64, pairs: Pairs) -> u64 {
 /// Multiply-accumulates of a forward pass over one sequence of `seq` tokens, head included. Norms, rotations and
 /// elementwise work are not counted.
 pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> MacCount {
-    let (d, l, t) = (config.architecture.d_model() as u64, config.architecture.applications() as u64, seq as u64);
-    let (matrices, pair, prefix) = match &config.architecture {
+    let (t, d) = (seq as u64, config.architecture.d_model() as u64);
+    let mut sum = MacCount { head: t * d * config.n_vocab as u64, ..MacCount::default() };
+    for layer in 0..config.architecture.applications() {
+        let (matrices, pair, prefix) = layer_macs(&config.architecture, layer, t, pairs);
+        sum.projection += t * matrices;
+        sum.pair += pair;
+        sum.prefix += prefix;
+    }
+    sum
+}
+
+/// Of one layer: with matrices for a token, with pairs, and in running sums.
+fn layer_macs(architecture: &Architecture, layer: usize, t: u64, pairs: Pairs) -> (u64, u64, u64) {
+    let d = architecture.d_model() as u64;
+    match architecture {
         Architecture::Tango(c) => {
             let (keys, e, heads) = ((c.heads * c.head_dim) as u64, c.gate_width as u64, c.heads as u64);
             let window = c.window.as_ref().map_or(t, |w| w.size as u64);
@@ -119,15 +152,37 @@ pub fn macs(config: &LanguageModelConfig, seq: usize, pairs: Pairs) -> MacCount 
                 }
             }
         }
-    };
-    MacCount { projection: l * t * matrices, pair: l * pair, prefix: l * prefix, head: t * d * config.n_vocab as u64 }
+        Architecture::Cem(c) => {
+            let (keys, f, steps) = ((c.heads * c.head_dim) as u64, c.d_ff as u64, c.steps as u64);
+            let preconditioner = 4 * c.rank.unwrap_or(0) as u64 * d;
+            let (attention, mlp) = c.layer(layer);
+            let (attention, pair) = match attention {
+                AttentionKind::Mha => (4 * d * d, 2 * d),
+                AttentionKind::Cem => {
+                    let rows = c.diagonal.rows(c.heads) as u64;
+                    (keys * d + steps * (2 * keys * d + preconditioner), steps * 2 * (keys + rows * d))
+                }
+            };
+            let mlp = match mlp {
+                MlpKind::Swiglu => 3 * f * d,
+                MlpKind::Cem => f * d + steps * (2 * f * d + preconditioner),
+            };
+            (attention + mlp, near_pairs(t, t, pairs) * pair, 0)
+        }
+    }
 }
 
 /// Bytes that decoding keeps of a sequence of `seq` tokens, for numbers of `float` bytes: keys and values of all of them,
 /// or a window (a chunk) and running sums.
 pub fn state_bytes(config: &LanguageModelConfig, seq: usize, float: usize) -> u64 {
-    let t = seq as u64;
-    let numbers = match &config.architecture {
+    let started = u64::from(seq > 0); // nothing is kept before the first token
+    let layers = 0..config.architecture.applications();
+    started * float as u64 * layers.map(|layer| layer_state(&config.architecture, layer, seq as u64)).sum::<u64>()
+}
+
+/// Numbers that one layer keeps of `t` tokens.
+fn layer_state(architecture: &Architecture, layer: usize, t: u64) -> u64 {
+    match architecture {
         Architecture::Tango(c) => {
             let (keys, e, heads) = ((c.heads * c.head_dim) as u64, c.gate_width as u64, c.heads as u64);
             match &c.window {
@@ -147,14 +202,20 @@ pub fn state_bytes(config: &LanguageModelConfig, seq: usize, float: usize) -> u6
                 Some(chunk) => (t.saturating_sub(1) % chunk + t.min(1)) * (s + e) + 2 * s * e,
             }
         }
-    };
-    let started = u64::from(seq > 0); // nothing is kept before the first token
-    started * config.architecture.applications() as u64 * numbers * float as u64
+        // Keys, and the history where there is a diagonal, whatever the steps.
+        Architecture::Cem(c) => match c.layer(layer).0 {
+            AttentionKind::Mha => t * 2 * c.d_model as u64,
+            AttentionKind::Cem => {
+                let history = if c.diagonal == Diagonal::None { 0 } else { c.d_model };
+                t * (c.heads * c.head_dim + history) as u64
+            }
+        },
+    }
 }
 
-/// Numbers that one block application keeps of a token for the backward, when it is not recomputed; the files of the blocks
-/// say which.
-pub fn saved_numbers(architecture: &Architecture) -> u64 {
+/// Numbers that the block application of a layer keeps of a token for the backward, when it is not recomputed; the files
+/// of the blocks say which.
+pub fn saved_numbers(architecture: &Architecture, layer: usize) -> u64 {
     let numbers = match architecture {
         Architecture::Tango(c) => {
             let features = c.window.map_or(0, |w| c.head_dim + w.feature_map.width(c.head_dim));
@@ -162,6 +223,21 @@ pub fn saved_numbers(architecture: &Architecture) -> u64 {
         }
         Architecture::Transformer(c) => 8 * c.d_model + 2 + c.heads + 3 * c.d_ff,
         Architecture::Gau(c) => 2 * c.d_model + 1 + (2 + c.vectors()) * c.key_width + 5 * c.gate_width,
+        Architecture::Cem(c) => {
+            let (d, keys, norm) = (c.d_model, c.heads * c.head_dim, 2 * c.d_model + 1);
+            let direction = d + c.rank.map_or(0, |rank| d + 2 * rank);
+            let steps = |of_step: usize| norm + c.steps * (of_step + direction) + (c.steps - 1) * norm;
+            let (attention, mlp) = c.layer(layer);
+            let attention = match attention {
+                AttentionKind::Mha => norm + 4 * d + c.heads,
+                AttentionKind::Cem => keys + steps(2 * keys + c.heads + c.diagonal.rows(c.heads) * d),
+            };
+            let mlp = match mlp {
+                MlpKind::Swiglu => norm + 3 * c.d_ff,
+                MlpKind::Cem => c.d_ff + steps(c.d_ff),
+            };
+            attention + mlp
+        }
     };
     numbers as u64
 }

@@ -7,6 +7,7 @@ use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::block_cache::BlockCache;
+use crate::cem::{CemBlock, CemConfig};
 use crate::gau::{GauBlock, GauConfig};
 use crate::tango::{TangoBlock, TangoConfig};
 use crate::transformer::{TransformerBlock, TransformerConfig};
@@ -24,6 +25,8 @@ pub enum Architecture {
     Transformer(TransformerConfig),
     /// Gated attention unit, and FLASH.
     Gau(GauConfig),
+    /// Causal Energy Minimization, and Llama.
+    Cem(CemConfig),
 }
 
 /// Everything that determines a model but its parameters' values.
@@ -46,6 +49,7 @@ impl Architecture {
             Architecture::Tango(c) => c.check(),
             Architecture::Transformer(c) => c.check(),
             Architecture::Gau(c) => c.check(),
+            Architecture::Cem(c) => c.check(),
         }
         .map_err(Error::new)
     }
@@ -56,6 +60,7 @@ impl Architecture {
             Architecture::Tango(c) => c.d_model,
             Architecture::Transformer(c) => c.d_model,
             Architecture::Gau(c) => c.d_model,
+            Architecture::Cem(c) => c.d_model,
         }
     }
 
@@ -65,6 +70,7 @@ impl Architecture {
             Architecture::Tango(c) => c.applications,
             Architecture::Transformer(c) => c.applications,
             Architecture::Gau(c) => c.applications,
+            Architecture::Cem(c) => c.applications,
         }
     }
 
@@ -74,14 +80,17 @@ impl Architecture {
             Architecture::Tango(c) => c.tied,
             Architecture::Transformer(c) => c.tied,
             Architecture::Gau(c) => c.tied,
+            Architecture::Cem(c) => c.tied,
         }
     }
 
-    fn block(&self, init: &Init) -> Block {
+    /// Fresh parameters of layer `layer`.
+    pub(crate) fn block(&self, layer: usize, init: &Init) -> Block {
         match self {
             Architecture::Tango(c) => Block::Tango(TangoBlock::new(c, init)),
             Architecture::Transformer(c) => Block::Transformer(TransformerBlock::new(c, init)),
             Architecture::Gau(c) => Block::Gau(GauBlock::new(c, init)),
+            Architecture::Cem(c) => Block::Cem(CemBlock::new(c, layer, init)),
         }
     }
 }
@@ -96,7 +105,17 @@ pub enum Block {
     Transformer(TransformerBlock),
     /// See [`GauBlock`].
     Gau(GauBlock),
+    /// See [`CemBlock`].
+    Cem(CemBlock),
 }
+kumiki_nn::module!(
+    enum Block {
+        Tango,
+        Transformer,
+        Gau,
+        Cem,
+    }
+);
 
 impl Block {
     /// `h [B, T, D]` to the same. With a cache the tokens continue those in it.
@@ -106,23 +125,7 @@ impl Block {
             Block::Tango(b) => b.forward(tape, h, cache),
             Block::Transformer(b) => b.forward(tape, h, cache),
             Block::Gau(b) => b.forward(tape, h, cache),
-        }
-    }
-}
-
-impl Module for Block {
-    fn visit<'a>(&'a self, path: &str, out: &mut Vec<(String, &'a kumiki_autograd::Param)>) {
-        match self {
-            Block::Tango(b) => b.visit(path, out),
-            Block::Transformer(b) => b.visit(path, out),
-            Block::Gau(b) => b.visit(path, out),
-        }
-    }
-    fn visit_mut<'a>(&'a mut self, path: &str, out: &mut Vec<(String, &'a mut kumiki_autograd::Param)>) {
-        match self {
-            Block::Tango(b) => b.visit_mut(path, out),
-            Block::Transformer(b) => b.visit_mut(path, out),
-            Block::Gau(b) => b.visit_mut(path, out),
+            Block::Cem(b) => b.forward(tape, h, cache),
         }
     }
 }
@@ -181,7 +184,7 @@ impl LanguageModel {
         let d_model = config.architecture.d_model();
         Ok(LanguageModel {
             embedding: Embedding::new(config.n_vocab, d_model, 0.02, &init.of("embedding")),
-            blocks: (0..sets).map(|i| config.architecture.block(&init.of(format!("blocks.{i}")))).collect(),
+            blocks: (0..sets).map(|i| config.architecture.block(i, &init.of(format!("blocks.{i}")))).collect(),
             norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
             config: config.clone(),
             checkpoint_activations: false,

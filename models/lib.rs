@@ -6,6 +6,7 @@
 pub mod accounting;
 mod block_cache;
 mod cases;
+mod cem;
 mod gau;
 mod language_model;
 mod size;
@@ -14,6 +15,9 @@ mod transformer;
 
 pub use block_cache::BlockCache;
 pub use cases::{ModelCase, model_cases};
+pub use cem::{
+    AttentionHalf, AttentionKind, CemBlock, CemConfig, MAX_DESCENT_STEPS, MhaHalf, MlpHalf, MlpKind, SwigluHalf,
+};
 pub use gau::{GauBlock, GauConfig};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
 pub use size::{solve_width, width_error};

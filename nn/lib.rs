@@ -5,7 +5,9 @@
 
 mod adamw;
 mod attention;
+mod cem;
 mod clip;
+mod descent;
 mod init;
 mod kv_cache;
 mod layers;
@@ -16,7 +18,9 @@ mod swiglu;
 
 pub use adamw::AdamW;
 pub use attention::Attention;
+pub use cem::{CemAttention, CemMlp, CemOptions, Diagonal, Preconditioner};
 pub use clip::clip_global_norm;
+pub use descent::{Call, Descent, Trace};
 pub use init::Init;
 pub use kumiki_autograd::Param;
 pub use kv_cache::KvCache;

@@ -104,7 +104,8 @@ pub fn child_path(path: &str, name: &str) -> String {
 /// Implements [`Module`](crate::Module) for a struct from its fields that hold parameters, in this order.
 ///
 /// A layer with a single weight (`transparent`) lends it its own name: `wq: Linear` in a block is `wq`, not `wq.weight`.
-/// The parameters of a part written with two dots, `..attention`, are listed as if they were the struct's own.
+/// The parameters of a part written with two dots, `..attention`, are listed as if they were the struct's own. An enum
+/// has those of what the variant holds: `module!(enum Half { Plain, Cem })`.
 ///
 /// ```
 /// use kumiki_autograd::Param;
@@ -133,6 +134,20 @@ macro_rules! module {
             }
             fn visit_mut<'a>(&'a mut self, path: &str, out: &mut Vec<(String, &'a mut $crate::Param)>) {
                 $crate::Module::visit_mut(&mut self.$field, path, out);
+            }
+        }
+    };
+    (enum $name:ident { $($variant:ident),+ $(,)? }) => {
+        impl $crate::Module for $name {
+            fn visit<'a>(&'a self, path: &str, out: &mut Vec<(String, &'a $crate::Param)>) {
+                match self {
+                    $($name::$variant(part) => $crate::Module::visit(part, path, out),)+
+                }
+            }
+            fn visit_mut<'a>(&'a mut self, path: &str, out: &mut Vec<(String, &'a mut $crate::Param)>) {
+                match self {
+                    $($name::$variant(part) => $crate::Module::visit_mut(part, path, out),)+
+                }
             }
         }
     };

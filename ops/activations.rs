@@ -146,7 +146,7 @@ struct Softplus {
 
 /// `ln(1 + e)` for `0 <= e <= 1`: the rounding of `1 + e` is undone by the ratio of e to what was really added.
 #[inline(always)]
-fn ln_1p<L: Lanes>(e: L) -> L {
+pub(crate) fn ln_1p<L: Lanes>(e: L) -> L {
     let one = L::splat(L::Elem::ONE);
     let sum = one + e;
     let added = sum - one;

@@ -130,7 +130,7 @@ fn table(k: usize, base: f64, dtype: DType, positions: &[i64]) -> (Tensor, Vec<u
 }
 
 /// Rotates `y` in place, after filling it from `x` if there is one.
-fn rotate(y: &mut Tensor, x: Option<&Tensor>, base: f64, positions: &[i64]) {
+pub(crate) fn rotate(y: &mut Tensor, x: Option<&Tensor>, base: f64, positions: &[i64]) {
     if y.is_empty() {
         return;
     }

@@ -77,7 +77,8 @@ impl Backward for SwigluBackward {
     }
 }
 
-struct Gated;
+/// `SiLU(gate) · up`.
+pub(crate) struct Gated;
 impl<E: Real> Binary<E> for Gated {
     #[inline(always)]
     fn apply<L: Lanes<Elem = E>>(&self, gate: L, up: L) -> L {

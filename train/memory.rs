@@ -29,9 +29,9 @@ impl Step {
         let float = if self.dtype == DType::F64 { 8 } else { 4 };
         let tokens = self.rows as u128 * self.seq as u128;
         let [d, applications] = [config.architecture.d_model(), config.architecture.applications()].map(|n| n as u128);
-        let one = u128::from(saved_numbers(&config.architecture));
+        let (all, most) = kept(config);
         // Recomputed, every application keeps its input, and one at a time the rest.
-        let kept = if self.recompute { applications * d + one } else { applications * one };
+        let kept = if self.recompute { applications * d + most } else { all };
         // Value and two moments; the gradient comes as what is kept goes, except from the second batch on. A token and its
         // target are 8 bytes each.
         let params = float * total_params(config) as u128;
@@ -48,6 +48,12 @@ impl Step {
     }
 }
 
+/// Numbers kept of a token for the backward: of all block applications, and of the one that keeps most.
+fn kept(config: &LanguageModelConfig) -> (u128, u128) {
+    let layers = (0..config.architecture.applications()).map(|layer| saved_numbers(&config.architecture, layer).into());
+    layers.fold((0, 0), |(sum, most): (u128, u128), one| (sum + one, most.max(one)))
+}
+
 /// Whether a prompt of `seq` tokens can be taken and decoded from: parameters, what is kept of every token, and half of what
 /// training would keep of one block application, which is there at once while the prompt passes it.
 ///
@@ -61,7 +67,7 @@ pub(crate) fn check_inference(
     options: &str,
 ) -> Result<()> {
     let float = dtype.size();
-    let passing = u128::from(saved_numbers(&config.architecture)) * seq as u128 / 2;
+    let passing = kept(config).1 * seq as u128 / 2;
     let least = (total_params(config) as u128 + passing) * float as u128 + u128::from(state_bytes(config, seq, float));
     fits("inference with", name, least, available(), options)
 }
@@ -107,7 +113,7 @@ mod tests {
         for model in MODELS {
             let config = small.model(model, 256).unwrap();
             let (params, tokens) = (total_params(&config) as u128, 8 * 64);
-            let one = u128::from(saved_numbers(&config.architecture));
+            let one = u128::from(saved_numbers(&config.architecture, 0));
             assert_eq!(step.least(&config), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
             let recomputed = Step { recompute: true, ..step };
             assert_eq!(recomputed.least(&config), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);

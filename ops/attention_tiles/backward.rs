@@ -62,16 +62,22 @@ fn key_blocks<E: Number>(p: &Problem<E>) -> Vec<Range<usize>> {
     let tiles = p.keys.div_ceil(KEYS);
     let wanted = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_BLOCKS).min(tiles.div_ceil(4)).max(1);
     let pairs = |tile: usize| p.queries - first_query(p, tile * KEYS).min(p.queries);
-    let total: usize = (0..tiles).map(pairs).sum();
+    let blocks = balanced(tiles, wanted, pairs).into_iter();
+    blocks.map(|tiles| tiles.start * KEYS..p.keys.min(tiles.end * KEYS)).collect()
+}
+
+/// Cuts `0..items` into at most `wanted` ranges of about the same cost, in order; one empty range when there are no items.
+pub(crate) fn balanced(items: usize, wanted: usize, cost: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
+    let total: usize = (0..items).map(&cost).sum();
     let (mut ends, mut seen) = (vec![0], 0);
-    for tile in 0..tiles {
-        seen += pairs(tile);
+    for item in 0..items {
+        seen += cost(item);
         if seen * wanted >= total * ends.len() && ends.len() < wanted {
-            ends.push((tile + 1) * KEYS);
+            ends.push(item + 1);
         }
     }
-    ends.push(p.keys);
-    ends.windows(2).filter(|w| w[0] < w[1] || w[1] == 0).map(|w| w[0]..w[1].min(p.keys)).collect()
+    ends.push(items);
+    ends.windows(2).filter(|w| w[0] < w[1] || w[1] == 0).map(|w| w[0]..w[1]).collect()
 }
 
 /// The first query that sees key `j`.

@@ -27,9 +27,10 @@ use kumiki_tensor::{Element, Tensor};
 
 use crate::simd::{Kernel, Lanes, Real};
 
-pub(crate) use backward::{Upstream, backward};
+pub(crate) use backward::{Upstream, backward, balanced};
 pub(crate) use forward::{Attended, forward};
 pub(crate) use product::{Band, TileProduct, leading};
+pub(crate) use softmax::{hidden, visible};
 pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.

@@ -8,7 +8,7 @@ use crate::simd::{Kernel, Lanes, Real};
 /// The part of the tile that lanes `column..column + lanes` see: keys before the first number are visible to all of
 /// them, those before the second one to some.
 #[inline(always)]
-pub(super) fn visible(column: usize, lanes: usize, diagonal: isize, keys: usize) -> (usize, usize) {
+pub(crate) fn visible(column: usize, lanes: usize, diagonal: isize, keys: usize) -> (usize, usize) {
     let until =
         |query: usize| (query as isize).saturating_add(diagonal).saturating_add(1).clamp(0, keys as isize) as usize;
     (until(column), until(column + lanes - 1))
@@ -16,7 +16,7 @@ pub(super) fn visible(column: usize, lanes: usize, diagonal: isize, keys: usize)
 
 /// The lanes from `column` on that do not see key `row`, which some of them see.
 #[inline(always)]
-pub(super) fn hidden<L: Lanes>(column: usize, diagonal: isize, row: usize) -> L::Mask {
+pub(crate) fn hidden<L: Lanes>(column: usize, diagonal: isize, row: usize) -> L::Mask {
     L::first_lanes((row as isize - diagonal - column as isize) as usize)
 }
 

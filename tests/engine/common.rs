@@ -1,8 +1,10 @@
 //! Small models that the integration tests share.
 
 use kumiki::models::{
-    Architecture, GauConfig, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window,
+    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, TangoConfig,
+    TransformerConfig, Window,
 };
+use kumiki::nn::Diagonal;
 use kumiki::ops::FeatureMap;
 use kumiki::tensor::{DType, Rng, Tensor};
 
@@ -54,6 +56,32 @@ pub fn gau(tied: bool, chunk: Option<usize>) -> Architecture {
     })
 }
 
+/// A CEM stack of 3 applications, 2 heads, all halves descending.
+pub fn cem(tied: bool, diagonal: Diagonal, rank: Option<usize>, steps: usize) -> CemConfig {
+    CemConfig {
+        d_model: 12,
+        heads: 2,
+        head_dim: 6,
+        d_ff: 13,
+        applications: 3,
+        tied,
+        rope_base: 1e4,
+        attention: vec![AttentionKind::Cem],
+        mlp: vec![MlpKind::Cem],
+        diagonal,
+        rank,
+        steps,
+        eta: 0.5,
+    }
+}
+
+/// A CEM stack with plain halves here and there.
+pub fn mixed() -> CemConfig {
+    use AttentionKind::{Cem, Mha};
+    let mlp = vec![MlpKind::Cem, MlpKind::Swiglu, MlpKind::Swiglu];
+    CemConfig { attention: vec![Mha, Cem, Mha], mlp, ..cem(false, Diagonal::Shared, None, 2) }
+}
+
 /// Every architecture, tied and untied.
 pub fn architectures() -> Vec<(&'static str, Architecture)> {
     vec![
@@ -68,6 +96,11 @@ pub fn architectures() -> Vec<(&'static str, Architecture)> {
         ("gau tied", gau(true, None)),
         ("flash untied", gau(false, Some(4))),
         ("flash tied", gau(true, Some(3))),
+        ("cem, 1 step", Architecture::Cem(cem(false, Diagonal::None, None, 1))),
+        ("cem, 2 steps, shared", Architecture::Cem(cem(false, Diagonal::Shared, None, 2))),
+        ("cem, 4 steps, per head, rank 3", Architecture::Cem(cem(false, Diagonal::PerHead, Some(3), 4))),
+        ("cem tied, 2 steps, rank 2", Architecture::Cem(cem(true, Diagonal::None, Some(2), 2))),
+        ("cem mixed", Architecture::Cem(mixed())),
     ]
 }
 

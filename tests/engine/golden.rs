@@ -11,24 +11,16 @@ use std::path::{Path, PathBuf};
 
 use kumiki::autograd::{Gradients, Tape, Var};
 use kumiki::models::{
-    Architecture, GauBlock, GauConfig, LanguageModel, LanguageModelConfig, TangoBlock, TangoConfig, TransformerBlock,
-    TransformerConfig, Window,
+    Architecture, AttentionKind, CemConfig, GauBlock, GauConfig, LanguageModel, LanguageModelConfig, MlpKind,
+    TangoBlock, TangoConfig, TransformerBlock, TransformerConfig, Window,
 };
-use kumiki::nn::{AdamW, Decay, Init, Module, Schedule, clip_global_norm};
+use kumiki::nn::{AdamW, CemAttention, CemMlp, CemOptions, Decay, Diagonal, Init, Module, Schedule, clip_global_norm};
 use kumiki::ops::{self, testing::difference};
 use kumiki::tensor::{DType, Tensor, safetensors};
 use serde_json::Value;
 
 /// Kinds (and for whole models `kind/arch`) whose operators or models do not exist yet. Later work empties this list.
-const SKIPPED: [&str; 7] = [
-    "dual_attention",
-    "cem_attention",
-    "cem_mlp",
-    "lm/cem",
-    "lm_double_decoder",
-    "lm_encoder_decoder",
-    "lm_decoder_only",
-];
+const SKIPPED: [&str; 4] = ["dual_attention", "lm_double_decoder", "lm_encoder_decoder", "lm_decoder_only"];
 
 struct Golden {
     name: String,
@@ -155,6 +147,14 @@ impl Golden {
         self.compare_param_grads(dtype, &block, &grads);
     }
 
+    fn diagonal(&self) -> Diagonal {
+        serde_json::from_value(self.config["diagonal"].clone()).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    fn rank(&self) -> Option<usize> {
+        Some(self.usize("preconditioner_rank")).filter(|&rank| rank > 0)
+    }
+
     fn language_model(&self, dtype: DType) -> LanguageModel {
         let shape = |name: &str| self.tensor(&format!("param.{name}")).shape().to_vec();
         let (d_model, applications) = (shape("embedding")[1], self.usize("applications"));
@@ -186,6 +186,21 @@ impl Golden {
                 tied: false,
                 rope_base: 1e4,
                 chunk: (arch == "flash").then(|| self.usize("chunk")),
+            }),
+            "cem" => Architecture::Cem(CemConfig {
+                d_model,
+                heads: self.usize("heads"),
+                head_dim: self.usize("head_dim"),
+                d_ff: shape("blocks.0.mlp.w_up")[0],
+                applications,
+                tied: false,
+                rope_base: 1e4,
+                attention: vec![AttentionKind::Cem],
+                mlp: vec![MlpKind::Cem],
+                diagonal: self.diagonal(),
+                rank: self.rank(),
+                steps: self.usize("steps"),
+                eta: 1.0,
             }),
             other => panic!("{}: unknown architecture {other}", self.name),
         };
@@ -240,6 +255,20 @@ fn block_gau(g: &Golden, dtype: DType) {
     };
     let block = GauBlock::new(&config, &Init::new(0, dtype));
     g.block(dtype, block, |block, tape, h| block.forward(tape, h, None));
+}
+
+fn cem(g: &Golden, dtype: DType) {
+    let options = CemOptions { steps: g.usize("steps"), eta: 1.0, rank: g.rank() };
+    let init = Init::new(0, dtype);
+    if g.kind == "cem_attention" {
+        let wq = g.tensor("param.wq").shape();
+        let block = CemAttention::new(wq[2], (wq[0], wq[1]), g.diagonal(), 1e4, options, &init);
+        g.block(dtype, block, |block, tape, h| block.forward(tape, h, None));
+    } else {
+        let up = g.tensor("param.w_up").shape();
+        let block = CemMlp::new(up[1], up[0], 1.0, options, &init);
+        g.block(dtype, block, |block, tape, h| block.forward(tape, h));
+    }
 }
 
 fn lm(g: &Golden, dtype: DType) {
@@ -328,6 +357,7 @@ fn run(g: &Golden, dtype: DType) -> bool {
         "block_tango" | "block_wango" => block_tango(g, dtype),
         "block_transformer" => block_transformer(g, dtype),
         "block_gau" | "block_flash" => block_gau(g, dtype),
+        "cem_attention" | "cem_mlp" => cem(g, dtype),
         "lm" => lm(g, dtype),
         "train" => train(g, dtype),
         _ => return false,

@@ -173,7 +173,7 @@ fn the_accounting_equals_what_operators_count_and_caches_hold() {
 fn a_block_application_saves_what_its_file_says() {
     for (name, architecture) in architectures() {
         let (rows, time) = (2, 70);
-        let kept = accounting::saved_numbers(&architecture) as usize;
+        let kept = accounting::saved_numbers(&architecture, 0) as usize;
         // Nothing keeps offsets.
         let unused = match &architecture {
             Architecture::Gau(c) => c.vectors() * c.key_width,
@@ -183,7 +183,12 @@ fn a_block_application_saves_what_its_file_says() {
         let tape = Tape::new();
         let h = ops::mul_scalar(&tape.leaf(Tensor::zeros(DType::F32, &[rows, time, 12])), 1.0);
         let y = m.blocks[0].forward(&tape, &h, None);
-        let params = m.blocks[0].param_count() - unused;
+        // Each half of a preconditioned block also keeps the softplus of its diagonal.
+        let derived = match &architecture {
+            Architecture::Cem(c) if c.rank.is_some() => 2 * c.d_model,
+            _ => 0,
+        };
+        let params = m.blocks[0].param_count() - unused + derived;
         assert_eq!(tape.saved_bytes(), 4 * (rows * time * kept + params), "{name}: {}", tape.summary());
         // Recomputed, an application keeps its input.
         let (block, tape) = (m.blocks[0].clone(), Tape::new());
