@@ -77,7 +77,8 @@ impl Architecture {
         }
     }
 
-    fn block(&self, init: &Init) -> Block {
+    /// One set of parameters of these blocks.
+    pub(crate) fn block(&self, init: &Init) -> Block {
         match self {
             Architecture::Tango(c) => Block::Tango(TangoBlock::new(c, init)),
             Architecture::Transformer(c) => Block::Transformer(TransformerBlock::new(c, init)),

@@ -1,13 +1,15 @@
 //! kumiki's models: each paper architecture as one plain struct.
 //!
 //! A model file reads from top to bottom: configuration, block, forward pass. [`LanguageModel`] puts blocks of one
-//! architecture between a token table and the head tied to it; [`accounting`] says what a model costs.
+//! architecture between a token table and the head tied to it, [`SequenceRegressor`] between two linear maps;
+//! [`accounting`] says what a model costs.
 
 pub mod accounting;
 mod block_cache;
 mod cases;
 mod gau;
 mod language_model;
+mod regression;
 mod size;
 mod tango;
 mod transformer;
@@ -16,6 +18,7 @@ pub use block_cache::BlockCache;
 pub use cases::{ModelCase, model_cases};
 pub use gau::{GauBlock, GauConfig};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
+pub use regression::{SequenceRegressor, SequenceRegressorConfig};
 pub use size::{solve_width, width_error};
 pub use tango::{TangoBlock, TangoConfig, Window};
 pub use transformer::{TransformerBlock, TransformerConfig};
