@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod eval;
 mod generate;
+mod gp;
 mod gradcheck;
 mod inference;
 mod macs;
@@ -68,6 +69,7 @@ enum Command {
     Compare(compare::Args),
     Train(train::Args),
     Ablate(ablate::Args),
+    Gp(gp::Args),
     Eval(eval::Args),
     Generate(generate::Args),
     Inference(inference::Args),
@@ -88,6 +90,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Ablate(args) => args.run(),
+        Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Generate(args) => args.run(),
         Command::Inference(args) => args.run(),

@@ -3,8 +3,8 @@
 //! Only what is certain is counted, so that nothing is refused that would run: parameters with their gradients and the
 //! optimiser's two moments, what block applications keep for the backward, the tokens.
 
-use kumiki_models::LanguageModelConfig;
-use kumiki_models::accounting::{saved_numbers, state_bytes, total_params};
+use kumiki_models::accounting::{block_params, saved_numbers, state_bytes, total_params};
+use kumiki_models::{Architecture, LanguageModelConfig, SequenceRegressorConfig};
 use kumiki_tensor::DType;
 
 use crate::{Error, Result};
@@ -24,17 +24,17 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A lower bound, in bytes.
-    fn least(&self, config: &LanguageModelConfig) -> u128 {
+    /// A lower bound, in bytes, for a model with `params` parameters.
+    fn least(&self, architecture: &Architecture, params: u128) -> u128 {
         let float = if self.dtype == DType::F64 { 8 } else { 4 };
         let tokens = self.rows as u128 * self.seq as u128;
-        let [d, applications] = [config.architecture.d_model(), config.architecture.applications()].map(|n| n as u128);
-        let one = u128::from(saved_numbers(&config.architecture));
+        let [d, applications] = [architecture.d_model(), architecture.applications()].map(|n| n as u128);
+        let one = u128::from(saved_numbers(architecture));
         // Recomputed, every application keeps its input, and one at a time the rest.
         let kept = if self.recompute { applications * d + one } else { applications * one };
         // Value and two moments; the gradient comes as what is kept goes, except from the second batch on. A token and its
         // target are 8 bytes each.
-        let params = float * total_params(config) as u128;
+        let params = float * params;
         let with_kept = if self.accumulate > 1 { 4 } else { 3 } * params + kept * float * tokens;
         with_kept.max(4 * params) + 16 * tokens * self.accumulate as u128
     }
@@ -44,7 +44,16 @@ impl Step {
     /// # Errors
     /// A sentence with what is needed and what there is.
     pub(crate) fn check(&self, name: &str, config: &LanguageModelConfig, options: &str) -> Result<()> {
-        fits("training", name, self.least(config), available(), options)
+        fits("training", name, self.least(&config.architecture, total_params(config) as u128), available(), options)
+    }
+
+    /// As [`Step::check`], for a regressor: its two maps beside the blocks are nothing beside what is not counted.
+    ///
+    /// # Errors
+    /// A sentence with what is needed and what there is.
+    pub(crate) fn check_regressor(&self, name: &str, config: &SequenceRegressorConfig, options: &str) -> Result<()> {
+        let params = block_params(&config.architecture) as u128;
+        fits("training", name, self.least(&config.architecture, params), available(), options)
     }
 }
 
@@ -108,11 +117,12 @@ mod tests {
             let config = small.model(model, 256).unwrap();
             let (params, tokens) = (total_params(&config) as u128, 8 * 64);
             let one = u128::from(saved_numbers(&config.architecture));
-            assert_eq!(step.least(&config), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
+            let least = |step: Step| step.least(&config.architecture, params);
+            assert_eq!(least(step), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
             let recomputed = Step { recompute: true, ..step };
-            assert_eq!(recomputed.least(&config), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);
+            assert_eq!(least(recomputed), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);
             let twice = Step { accumulate: 2, ..step };
-            assert_eq!(twice.least(&config), 16 * params + 2 * 4 * tokens * one + 32 * tokens);
+            assert_eq!(least(twice), 16 * params + 2 * 4 * tokens * one + 32 * tokens);
             let huge = Step { rows: usize::MAX, seq: 1 << 20, ..step };
             let error = huge.check(model, &config, "--batch").unwrap_err().to_string();
             assert!(error.contains("needs at least") && error.contains("are available; lower --batch"), "{error}");
