@@ -49,6 +49,7 @@ Examples:
   kumiki compare tango --preset nano       all architectures, small, in seconds
   kumiki compare tango --data book.txt     on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
+  kumiki gp                                functions inferred from their points, beside the exact posterior
   kumiki gradcheck                         is every gradient right?
   kumiki bench ops                         how fast is every operator on this machine?
 

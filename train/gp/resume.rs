@@ -129,3 +129,109 @@ impl Old {
         Ok(results.rows)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gp::kernel::Prior;
+    use crate::gp::run::Run;
+    use crate::run::Existing;
+    use crate::scratch::Scratch;
+
+    fn plan(seeds: &[u64]) -> Plan {
+        let prior = Prior { points: 6, ..Prior::default() };
+        let settings = Settings { prior, steps: 3, batch: 2, eval_functions: 4, ..Settings::preset("nano").unwrap() };
+        let (experiment, preset) = (EXPERIMENT.to_owned(), "nano".to_owned());
+        Plan { experiment, preset, settings, seeds: seeds.into(), models: vec!["transformer".into()] }
+    }
+
+    /// Trains up to `most` cells, and finishes when that is all.
+    fn train(plan: Plan, folder: &Path, existing: Existing, most: usize) -> Run {
+        let mut run = Run::begin(plan, folder, existing).unwrap();
+        let cells = run.cells();
+        cells.iter().take(most).for_each(|cell| run.train(cell, &mut |_| {}).unwrap());
+        if cells.len() <= most {
+            run.finish().unwrap();
+        }
+        run
+    }
+
+    /// What a refused attempt says; it must leave every file as it was.
+    #[track_caller]
+    fn refused(plan: Plan, folder: &Path) -> String {
+        let files = || ["results.json", "log.jsonl"].map(|name| fs::read(folder.join(name)).ok());
+        let before = files();
+        let error = Run::begin(plan, folder, Existing::Resume).err().expect("must be refused").to_string();
+        assert!(files() == before, "{error}");
+        error
+    }
+
+    #[test]
+    fn a_run_goes_on_where_it_stopped_and_grows() {
+        let dir = Scratch::new();
+        let (out, whole) = (dir.path().join("out"), dir.path().join("whole"));
+        let first = train(plan(&[4, 2]), &out, Existing::Resume, 1);
+        assert!(first.notes.is_empty() && !first.results.finished && first.results.rows.len() == 1);
+        drop(first);
+        // The second model was begun: a line in the log, a file in its folder.
+        let begun = Record { seed: Some(2), step: 1, ..log::read(out.join(LOG)).unwrap()[0].clone() };
+        log::Writer::append(out.join(LOG)).unwrap().write(&begun).unwrap();
+        dir.file("out/seed-2/transformer/model.safetensors.partial", "");
+        let second = train(plan(&[2, 4]), &out, Existing::Resume, 9);
+        let notes = second.notes.join("; ");
+        assert!(
+            notes.contains("1 of 2 models are done") && notes.contains("seed 2 was interrupted after step 1"),
+            "{notes}"
+        );
+        let straight = train(plan(&[2, 4]), &whole, Existing::Refuse, 9);
+        let errors =
+            |run: &Run| run.results.rows.iter().map(|r| (r.cell.seed, r.trained.errors.clone())).collect::<Vec<_>>();
+        assert_eq!(errors(&second), errors(&straight));
+        assert_eq!(second.results.summary, straight.results.summary);
+        assert_eq!((errors(&second)[0].0, second.results.summary[0].seeds), (2, 2));
+        assert_eq!(log::read(out.join(LOG)).unwrap().len(), 6);
+        for seed in [2, 4] {
+            let file = format!("seed-{seed}/transformer/model.safetensors");
+            assert!(fs::read(out.join(&file)).unwrap() == fs::read(whole.join(&file)).unwrap(), "{seed}");
+        }
+        assert!(!out.join("run.lock").exists());
+    }
+
+    #[test]
+    fn another_run_is_not_continued_and_stays_as_it_is() {
+        let dir = Scratch::new();
+        let out = dir.path().join("out");
+        drop(train(plan(&[0]), &out, Existing::Refuse, 9));
+        let says = |plan: Plan, phrases: &[&str]| {
+            let error = refused(plan, &out);
+            assert!(phrases.iter().all(|phrase| error.contains(phrase)), "{error}");
+        };
+        let with = |settings: Settings| Plan { settings, ..plan(&[0]) };
+        let settings = plan(&[0]).settings;
+        says(with(Settings { steps: 4, ..settings.clone() }), &["had steps 3, now it is 4", "results.json"]);
+        let prior = Prior { noise: 0.5, ..settings.prior.clone() };
+        says(with(Settings { prior, ..settings }), &["had noise 0.1, now it is 0.5"]);
+        says(plan(&[1]), &["has `transformer` with seed 0 finished, which is not asked for"]);
+        let damage = |file: &str, from: &str, to: &str, phrases: &[&str]| {
+            let path = out.join(file);
+            let good = fs::read_to_string(&path).unwrap();
+            assert!(good.contains(from));
+            fs::write(&path, if from.is_empty() { to.to_owned() } else { good.replace(from, to) }).unwrap();
+            says(plan(&[0]), phrases);
+            fs::write(&path, good).unwrap();
+        };
+        damage(RESULTS, "", "{", &["results.json` is damaged"]);
+        damage(RESULTS, "\"experiment\": \"gp\"", "\"experiment\": \"x\"", &["experiment must be \"gp\", found \"x\""]);
+        damage(RESULTS, "\"floor\"", "\"roof\"", &["missing field `floor`; expected the results of this version"]);
+        damage(LOG, "", "", &["has 0 of the 3 steps of `transformer` with seed 0"]);
+
+        // A model that is lost is trained again, to the same bits.
+        let model = out.join("seed-0/transformer/model.safetensors");
+        let good = fs::read(&model).unwrap();
+        fs::write(&model, &good[..good.len() / 2]).unwrap();
+        let again = train(plan(&[0]), &out, Existing::Resume, 9);
+        let notes = again.notes.join("; ");
+        assert!(notes.contains("is lost and is trained again"), "{notes}");
+        assert!(fs::read(&model).unwrap() == good);
+    }
+}

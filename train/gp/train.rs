@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_run_is_the_same_for_any_number_of_threads_and_learns() {
-        let settings = Settings { steps: 60, batch: 16, warmup: 6, ..Settings::preset("nano").unwrap() };
+        let settings = Settings { steps: 60, warmup: 6, ..Settings::preset("nano").unwrap() };
         let losses = |threads| {
             threads::with_threads(threads, || {
                 let mut training = Training::new("transformer", &settings, 3).unwrap();
