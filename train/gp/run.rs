@@ -1,7 +1,7 @@
 //! [`Run`]: the folder of a run of `gp`.
 //!
 //! ```text
-//! results.json                            settings, machine, floor, one row per model and seed; `finished` is true at the end
+//! results.json                            settings, machine, floor, a row per model and seed; `finished` at the end
 //! log.jsonl                               one line per step: the loss is a mean squared error, tokens are points
 //! rmse.svg, functions.svg                 errors against the number of observed points; predictions of three functions
 //! run.lock                                held while the run works

@@ -22,12 +22,15 @@ pub struct Model {
     architecture: fn(&Settings) -> Architecture,
 }
 
+impl Model {
+    const fn new(name: &'static str, about: &'static str, architecture: fn(&Settings) -> Architecture) -> Model {
+        Model { name, about, architecture }
+    }
+}
+
 /// All of them: one more is one more line.
-pub const MODELS: &[Model] = &[Model {
-    name: "transformer",
-    about: "Transformer++, every layer with parameters of its own",
-    architecture: |s| transformer(s),
-}];
+pub const MODELS: &[Model] =
+    &[Model::new("transformer", "Transformer++, every layer with parameters of its own", transformer)];
 
 fn transformer(settings: &Settings) -> Architecture {
     let &Settings { d_model, heads, blocks: applications, .. } = settings;
