@@ -85,6 +85,7 @@ pub fn lines<'a, R: 'a>(
     let line = |wanted: &String| Line {
         name: wanted.clone(),
         points: rows.iter().filter(|row| name(row) == wanted).map(&point).collect(),
+        ..Line::default()
     };
     names.iter().map(line).collect()
 }
@@ -113,6 +114,7 @@ impl Args {
             let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
                 title: title.into(),
                 x: "tokens before".into(),
+                x_scale: Scale::Log,
                 scale: Scale::Log,
                 lines: lines(&names, &rows, |row| &row.model, |row| (row.seq as f64, y(row))),
             };

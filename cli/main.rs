@@ -5,6 +5,7 @@ mod bench;
 mod compare;
 mod eval;
 mod generate;
+mod gp;
 mod gradcheck;
 mod inference;
 mod macs;
@@ -48,6 +49,7 @@ Examples:
   kumiki compare tango --preset nano       all architectures, small, in seconds
   kumiki compare tango --data book.txt     on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
+  kumiki gp                                functions inferred from their points, beside the exact posterior
   kumiki gradcheck                         is every gradient right?
   kumiki bench ops                         how fast is every operator on this machine?
 
@@ -68,6 +70,7 @@ enum Command {
     Compare(compare::Args),
     Train(train::Args),
     Ablate(ablate::Args),
+    Gp(gp::Args),
     Eval(eval::Args),
     Generate(generate::Args),
     Inference(inference::Args),
@@ -88,6 +91,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Ablate(args) => args.run(),
+        Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Generate(args) => args.run(),
         Command::Inference(args) => args.run(),

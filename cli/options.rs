@@ -162,11 +162,7 @@ pub struct Several {
 impl RunOptions {
     /// What to do with a run that is in the folder already.
     pub fn existing(&self) -> Existing {
-        match (self.restart, self.resume) {
-            (true, _) => Existing::Restart,
-            (_, true) => Existing::Resume,
-            _ => Existing::Refuse,
-        }
+        existing(self.restart, self.resume)
     }
 
     /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models; `several`
@@ -220,6 +216,15 @@ impl RunOptions {
             .unwrap_or_else(|| vec![settings.seed]);
         settings.seed = seeds.first().copied().unwrap_or(settings.seed);
         Ok(Resolved { preset, corpora, seeds, models, settings })
+    }
+}
+
+/// What `--restart` and `--resume`, which exclude each other, ask for.
+pub fn existing(restart: bool, resume: bool) -> Existing {
+    match (restart, resume) {
+        (true, _) => Existing::Restart,
+        (_, true) => Existing::Resume,
+        _ => Existing::Refuse,
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kumiki_train::compare::{Event, ModelResult};
+use kumiki_train::compare::Event;
 use kumiki_train::trainer::StepReport;
 
 use crate::output::remark;
@@ -18,6 +18,7 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     terminal: bool,
     name_width: usize,
+    unit: &'static str,
     name: String,
     steps: u64,
     validation: Option<f64>,
@@ -27,13 +28,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For models whose names fit into `name_width`.
-    pub fn new(name_width: usize) -> Progress {
+    /// For models whose names fit into `name_width`, and what is counted per second.
+    pub fn new(name_width: usize, unit: &'static str) -> Progress {
         let (now, terminal) = (Instant::now(), std::io::stderr().is_terminal());
         Progress {
             bar: None,
             terminal,
             name_width,
+            unit,
             name: String::new(),
             steps: 0,
             validation: None,
@@ -67,12 +69,12 @@ impl Progress {
                     (None, None) => {}
                 }
             }
-            Event::Done(result) => self.done(result),
+            Event::Done { model, seconds, found } => self.done(model, seconds, found),
         }
     }
 
     fn start(&mut self, model: &str, steps: u64) {
-        *self = Progress { name: model.to_owned(), steps, ..Progress::new(self.name_width) };
+        *self = Progress { name: model.to_owned(), steps, ..Progress::new(self.name_width, self.unit) };
         if self.terminal {
             let bar = ProgressBar::new(steps);
             // With names of 9 letters and 4-digit steps the numbers just fit into 80 columns.
@@ -110,7 +112,7 @@ impl Progress {
         let left = self.started.elapsed().as_secs_f64() / report.step as f64 * (self.steps - report.step) as f64;
         let validation = self.validation.map_or(String::new(), |nll| format!("val {nll:.3}  "));
         let (speed, left) = (short(report.tok_s).replace(' ', ""), clock(left));
-        format!("loss {:.3}  {validation}{speed} tok/s  {left} left", report.loss)
+        format!("loss {:.3}  {validation}{speed} {}/s  {left} left", report.loss, self.unit)
     }
 
     fn line(&mut self, report: &StepReport) {
@@ -120,13 +122,12 @@ impl Progress {
         remark(&format!("{:<2$}  step {step}  {}", self.name, self.numbers(), self.name_width));
     }
 
-    fn done(&mut self, result: &ModelResult) {
+    fn done(&mut self, model: &str, seconds: f64, found: Option<(&str, f64)>) {
         let text = format!(
-            "{:<4$}  {} in {}{}",
-            result.model,
+            "{model:<3$}  {} in {}{}",
             count(self.steps, "step"),
-            duration(result.seconds),
-            result.val_nll.map_or(String::new(), |nll| format!(", validation loss {nll:.3}")),
+            duration(seconds),
+            found.map_or(String::new(), |(name, x)| format!(", {name} {x:.3}")),
             self.name_width,
         );
         self.clear();

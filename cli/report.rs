@@ -26,7 +26,7 @@ pub fn report(results: &Results) -> String {
 }
 
 /// `1.234`, `1.234 ± 0.012` or a dash.
-fn stat(found: Option<Stat>) -> String {
+pub fn stat(found: Option<Stat>) -> String {
     match found {
         Some(Stat { mean, se: Some(se) }) => format!("{mean:.3} ± {se:.3}"),
         other => optional(other.map(|stat| stat.mean), 3),

@@ -23,7 +23,7 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<Results> {
         remark(&opening(&run.results));
         run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
         let Plan { models, .. } = &run.results.plan;
-        let mut progress = Progress::new(models.iter().map(String::len).max().unwrap_or(0));
+        let mut progress = Progress::new(models.iter().map(String::len).max().unwrap_or(0), "tok");
         let mut place = None;
         for cell in run.cells() {
             let here = Some((cell.corpus.clone(), cell.seed));

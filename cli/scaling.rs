@@ -71,6 +71,7 @@ impl Scaling {
         let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
             title: title.into(),
             x: "sequence length T".into(),
+            x_scale: Scale::Log,
             scale: Scale::Log,
             lines: lines(&self.models, &rows, |row| &row.model, |row| (row.seq as f64, y(row))),
         };

@@ -1,7 +1,8 @@
 //! kumiki's models: each paper architecture as one plain struct.
 //!
 //! A model file reads from top to bottom: configuration, block, forward pass. [`LanguageModel`] puts blocks of one
-//! architecture between a token table and the head tied to it; [`accounting`] says what a model costs.
+//! architecture between a token table and the head tied to it, [`SequenceRegressor`] between two linear maps;
+//! [`accounting`] says what a model costs.
 
 pub mod accounting;
 mod block_cache;
@@ -9,6 +10,7 @@ mod cases;
 mod cem;
 mod gau;
 mod language_model;
+mod regression;
 mod size;
 mod tango;
 mod transformer;
@@ -20,6 +22,7 @@ pub use cem::{
 };
 pub use gau::{GauBlock, GauConfig};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
+pub use regression::{SequenceRegressor, SequenceRegressorConfig};
 pub use size::{solve_width, width_error};
 pub use tango::{TangoBlock, TangoConfig, Window};
 pub use transformer::{TransformerBlock, TransformerConfig};

@@ -27,13 +27,14 @@ fn panel(results: &Results, corpus: &str) -> Panel {
             .map(|(window, nll)| (window.size as f64, nll.mean))
             .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Line { name: map.name().to_owned(), points }
+        Line { name: map.name().to_owned(), points, ..Line::default() }
     };
     // The path is in results.json; the picture may be shown to others.
     let short = Path::new(corpus).file_name().map_or(corpus.into(), |name| name.to_string_lossy());
     Panel {
         title: format!("{short}: validation loss (nats per byte)"),
         x: "window W (tokens)".into(),
+        x_scale: Scale::Log,
         scale: Scale::Linear,
         lines: FeatureMap::ALL.into_iter().map(line).filter(|line| !line.points.is_empty()).collect(),
     }

@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kumiki_models::{LanguageModel, LanguageModelConfig};
+use kumiki_models::accounting::checked_total_params;
+use kumiki_models::{LanguageModel, LanguageModelConfig, SequenceRegressor, SequenceRegressorConfig};
 use kumiki_nn::Module;
 use kumiki_tensor::{DType, Tensor, safetensors};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
 
-/// What a file says that this program can read.
-const FORMAT: &str = "kumiki language model, version ";
+/// What files say that this program can read.
+const LANGUAGE_MODEL: &str = "kumiki language model, version ";
+const REGRESSOR: &str = "kumiki sequence regressor, version ";
 const VERSION: u64 = 1;
 
 /// The file inside of the folder.
@@ -92,11 +96,29 @@ pub(crate) fn is_seed(folder: &Path) -> bool {
 /// # Errors
 /// When the folder cannot be made or written; a checkpoint that was there before stays as it was.
 pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, String>) -> Result<()> {
+    write(folder, LANGUAGE_MODEL, &model.config, model, notes)
+}
+
+/// As [`save`], for a regressor.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_regressor(folder: &Path, model: &SequenceRegressor, notes: &BTreeMap<String, String>) -> Result<()> {
+    write(folder, REGRESSOR, &model.config, model, notes)
+}
+
+fn write(
+    folder: &Path,
+    format: &str,
+    config: &impl Serialize,
+    model: &impl Module,
+    notes: &BTreeMap<String, String>,
+) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
     let config =
-        serde_json::to_string(&model.config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
+        serde_json::to_string(config).map_err(|e| Error::new(format!("cannot write the configuration: {e}")))?;
     let mut metadata = notes.clone();
-    metadata.insert("format".into(), format!("{FORMAT}{VERSION}"));
+    metadata.insert("format".into(), format!("{format}{VERSION}"));
     metadata.insert("config".into(), config);
     let params = model.params();
     let tensors: Vec<(&str, &Tensor)> = params.iter().map(|(name, param)| (name.as_str(), param.value())).collect();
@@ -104,14 +126,14 @@ pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, Strin
 }
 
 /// What is wrong with what a header says beside the model, if anything. Absent notes are not wrong.
-fn check_notes(notes: &BTreeMap<String, String>) -> std::result::Result<(), String> {
+fn check_notes(notes: &BTreeMap<String, String>, expected: &str) -> std::result::Result<(), String> {
     if let Some(format) = notes.get("format") {
-        match format.strip_prefix(FORMAT).and_then(|version| version.parse::<u64>().ok()) {
+        match format.strip_prefix(expected).and_then(|version| version.parse::<u64>().ok()) {
             Some(VERSION) => {}
             Some(version) if version > VERSION => {
                 return Err(format!("its format is version {version}, this program reads version {VERSION} only"));
             }
-            _ => return Err(format!("its format is `{format}`; expected `{FORMAT}{VERSION}`")),
+            _ => return Err(format!("its format is `{format}`; expected `{expected}{VERSION}`")),
         }
     }
     if let Some(step) = notes.get("step").filter(|step| step.parse::<u64>().is_err()) {
@@ -130,28 +152,59 @@ fn check_notes(notes: &BTreeMap<String, String>) -> std::result::Result<(), Stri
 /// model needs something that this program does not have: another tokenizer, a newer format.
 pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     let file = find(path)?;
-    let mut contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
-    let failed = |why: String| Error::new(format!("cannot load `{}`: {why}", file.display()));
-    check_notes(&contents.metadata).map_err(failed)?;
-    let config = (contents.metadata.get("config"))
-        .ok_or_else(|| failed("its header has no `config`, so it was not written by kumiki".into()))?;
-    let config: LanguageModelConfig =
-        serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
+    let failed = |why: String| unusable(&file, &why);
+    let (config, mut contents): (LanguageModelConfig, _) = read(&file, LANGUAGE_MODEL)?;
     let ids = ByteTokenizer::VOCAB;
     if config.n_vocab != ids {
         return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.n_vocab)));
     }
-    // The sizes come from a file: a model that the file cannot hold must not be allocated.
-    let wanted = kumiki_models::accounting::checked_total_params(&config)
-        .ok_or_else(|| failed("its sizes are absurd".into()))?;
-    let held: usize = contents.tensors.values().map(Tensor::len).sum();
-    if wanted != held {
-        return Err(failed(format!("its configuration asks for {wanted} parameters, the tensors hold {held}")));
-    }
+    check_size(&config, &contents).map_err(failed)?;
     let mut model = LanguageModel::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
     contents.metadata.remove("config");
     Ok(Checkpoint { model, notes: contents.metadata })
+}
+
+/// As [`load`], for a regressor.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_regressor(path: &Path, dtype: DType) -> Result<SequenceRegressor> {
+    let file = find(path)?;
+    let failed = |why: String| unusable(&file, &why);
+    let (config, contents): (SequenceRegressorConfig, _) = read(&file, REGRESSOR)?;
+    let SequenceRegressorConfig { inputs, architecture } = config.clone();
+    // A table of one row more has as many numbers as the two maps.
+    let as_large = LanguageModelConfig { n_vocab: inputs.saturating_add(1), architecture };
+    check_size(&as_large, &contents).map_err(failed)?;
+    let mut model = SequenceRegressor::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
+    model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
+    Ok(model)
+}
+
+fn unusable(file: &Path, why: &str) -> Error {
+    Error::new(format!("cannot load `{}`: {why}", file.display()))
+}
+
+/// The configuration in a file of this format, and the whole of the file.
+fn read<C: DeserializeOwned>(file: &Path, format: &str) -> Result<(C, safetensors::Contents)> {
+    let contents = safetensors::load(file).map_err(|e| Error::new(e.to_string()))?;
+    let failed = |why: String| unusable(file, &why);
+    check_notes(&contents.metadata, format).map_err(failed)?;
+    let config = (contents.metadata.get("config"))
+        .ok_or_else(|| failed("its header has no `config`, so it was not written by kumiki".into()))?;
+    let config = serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
+    Ok((config, contents))
+}
+
+/// The sizes come from a file: a model that the file cannot hold must not be allocated.
+fn check_size(config: &LanguageModelConfig, contents: &safetensors::Contents) -> std::result::Result<(), String> {
+    let wanted = checked_total_params(config).ok_or("its sizes are absurd")?;
+    let held: usize = contents.tensors.values().map(Tensor::len).sum();
+    if wanted != held {
+        return Err(format!("its configuration asks for {wanted} parameters, the tensors hold {held}"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -202,7 +255,27 @@ mod tests {
             let error = load(&file).unwrap_err().to_string();
             assert!(error.contains(&format!("`{}`", file.display())) && error.contains(phrase), "{error}");
         }
-        assert!(check_notes(&notes("step", "-1")).is_err());
+        assert!(check_notes(&notes("step", "-1"), LANGUAGE_MODEL).is_err());
+    }
+
+    #[test]
+    fn regressors_come_back_and_are_no_language_models() {
+        let dir = Scratch::new();
+        let config = crate::gp::settings::Settings::preset("nano").unwrap().model("transformer").unwrap();
+        let model = SequenceRegressor::new(&config, 5, DType::F32).unwrap();
+        save_regressor(dir.path(), &model, &BTreeMap::new()).unwrap();
+        let back = load_regressor(dir.path(), DType::F32).unwrap();
+        assert_eq!(back.config, config);
+        let values = |m: &SequenceRegressor| m.params().iter().map(|(_, p)| p.value().to_f64_vec()).collect::<Vec<_>>();
+        assert_eq!(values(&back), values(&model));
+        let error = load(dir.path(), DType::F32).unwrap_err().to_string();
+        assert!(
+            error.contains("its format is `kumiki sequence regressor, version 1`; expected `kumiki lang"),
+            "{error}"
+        );
+        changed(&dir, "step", "1");
+        let error = load_regressor(dir.path(), DType::F32).unwrap_err().to_string();
+        assert!(error.contains("expected `kumiki sequence regressor, version 1`"), "{error}");
     }
 
     #[test]

@@ -46,7 +46,14 @@ pub enum Event<'a> {
     /// An evaluation is done.
     Evaluated(&'a Evaluation),
     /// The model is done.
-    Done(&'a ModelResult),
+    Done {
+        /// Its name.
+        model: &'a str,
+        /// Seconds that it took.
+        seconds: f64,
+        /// What was measured at the end and what it is called, if anything.
+        found: Option<(&'static str, f64)>,
+    },
 }
 
 /// One row of the comparison's table.
@@ -181,7 +188,8 @@ pub fn train_model(
         tok_s: report.tokens as f64 / training,
         seconds: started.elapsed().as_secs_f64(),
     };
-    show(Event::Done(&result));
+    let found = result.val_nll.map(|nll| ("validation loss", nll));
+    show(Event::Done { model: name, seconds: result.seconds, found });
     Ok(result)
 }
 

@@ -1,19 +1,23 @@
 //! The folder of a run as it is found on disk: what it holds, and whether somebody works in it.
 
 use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{MODEL_FILE, is_seed};
 use crate::data::short_name;
-use crate::settings::is_model;
-use crate::{Error, Result};
+use crate::{Error, Result, gp, settings};
 
 pub(crate) const RESULTS: &str = "results.json";
 pub(crate) const LOG: &str = "log.jsonl";
 pub(crate) const CURVES: &str = "curves.svg";
 /// Of `ablate` alone.
 pub(crate) const ABLATION: &str = "ablation.svg";
+/// Of `gp` alone.
+pub(crate) const RMSE: &str = "rmse.svg";
+/// Of `gp` alone.
+pub(crate) const FUNCTIONS: &str = "functions.svg";
+const PICTURES: [&str; 4] = [CURVES, ABLATION, RMSE, FUNCTIONS];
 pub(crate) const LOCK: &str = "run.lock";
 
 /// What a folder holds.
@@ -75,29 +79,58 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
 pub(crate) fn is_own(name: &str) -> bool {
     let picture = name.strip_suffix(&partial("")).unwrap_or(name);
     let of_corpus = picture.starts_with("curves-") && picture.ends_with(".svg");
-    of_corpus || [RESULTS, LOG, CURVES, ABLATION].iter().any(|whole| is(name, whole))
+    of_corpus || [RESULTS, LOG].iter().chain(&PICTURES).any(|whole| is(name, whole))
 }
 
-/// Whether `folder` is that of a model, or of a corpus with folders `seed-<n>` of models, and holds nothing else.
+/// Whether a run may call a model so.
+fn is_model(name: &str) -> bool {
+    settings::is_model(name) || gp::settings::is_model(name)
+}
+
+/// Replaces `results.json`, whole or not at all.
+pub(crate) fn write_results(folder: &Path, results: &impl serde::Serialize) -> Result<()> {
+    let (path, partial) = (folder.join(RESULTS), folder.join(partial(RESULTS)));
+    let text =
+        serde_json::to_string_pretty(results).map_err(|e| Error::new(format!("cannot write the results: {e}")))?;
+    let replace = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(text.as_bytes())?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        fs::rename(&partial, &path)
+    };
+    replace().map_err(|e| Error::io("write the results", &path, e))
+}
+
+/// Whether `folder` is that of a model, of a seed with models, or of a corpus with folders `seed-<n>` of models, and holds
+/// nothing else.
 fn is_models(folder: &Path) -> Result<bool> {
-    let model = |folder: &Path| folder.file_name().and_then(|name| name.to_str()).is_some_and(is_model);
+    if is_seed(folder) && holds_models(folder)? {
+        return Ok(true);
+    }
     let inside = names(folder)?;
     // A folder is made before its first file is written.
-    let mut ours = model(folder) || !inside.is_empty();
+    let mut ours = is_of_model(folder) || !inside.is_empty();
     for name in inside {
         let path = folder.join(&name);
         ours &= match path.is_dir() {
-            false => model(folder) && is(&name, MODEL_FILE),
-            true if is_seed(&path) => {
-                let below: Vec<PathBuf> = names(&path)?.iter().map(|name| path.join(name)).collect();
-                let all =
-                    below.iter().map(|below| Ok(model(below) && is_models(below)?)).collect::<Result<Vec<_>>>()?;
-                all.into_iter().all(|ours| ours)
-            }
-            true => false,
+            false => is_of_model(folder) && is(&name, MODEL_FILE),
+            true => is_seed(&path) && holds_models(&path)?,
         };
     }
     Ok(ours)
+}
+
+/// Whether `folder` has the name of a model.
+fn is_of_model(folder: &Path) -> bool {
+    folder.file_name().and_then(|name| name.to_str()).is_some_and(is_model)
+}
+
+/// Whether everything in `folder` is the folder of a model.
+fn holds_models(folder: &Path) -> Result<bool> {
+    let below = names(folder)?.into_iter().map(|name| folder.join(name));
+    let all = below.map(|below| Ok(is_of_model(&below) && is_models(&below)?)).collect::<Result<Vec<_>>>()?;
+    Ok(all.into_iter().all(|ours| ours))
 }
 
 fn names(folder: &Path) -> Result<Vec<String>> {
@@ -106,11 +139,13 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Where models of a run may lie in its folder: `<model>` and `<corpus>/seed-<n>/<model>`, as they are found there.
+/// Where models of a run may lie in its folder: `<model>`, `seed-<n>/<model>` and `<corpus>/seed-<n>/<model>`, as they are
+/// found there.
 fn model_folders(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut parents = vec![folder.to_owned()];
     for name in names(folder)?.iter().map(|name| folder.join(name)).filter(|path| path.is_dir()) {
         parents.extend(names(&name)?.iter().map(|seed| name.join(seed)).filter(|path| is_seed(path) && path.is_dir()));
+        parents.extend(is_seed(&name).then_some(name));
     }
     let mut models = Vec::new();
     for parent in parents {
@@ -144,7 +179,7 @@ pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf]) -> Result<()> {
 /// Removes the pictures of a run. Those of single corpora are known by their names in `corpora`.
 pub(crate) fn clear_pictures<'a>(folder: &Path, corpora: impl IntoIterator<Item = &'a str>) -> Result<()> {
     let names = corpora.into_iter().filter_map(|name| short_name(name).ok()).map(|short| curves_of(&short));
-    names.chain([CURVES, ABLATION].map(str::to_owned)).try_for_each(|name| remove(folder, &name))
+    names.chain(PICTURES.map(str::to_owned)).try_for_each(|name| remove(folder, &name))
 }
 
 /// The picture of one of several corpora.
@@ -217,6 +252,8 @@ mod tests {
             &["curves.svg.partial", "untied/model.safetensors"],
             &["book.txt/seed-0/tango/model.safetensors", "book.txt/seed-12/wango/model.safetensors.partial"],
             &["tango/model.safetensors", "tango/seed-0/tango/model.safetensors"],
+            &["seed-0/transformer/model.safetensors", "seed-1/transformer/model.safetensors.partial", "rmse.svg"],
+            &["seed-0/seed-0/tango/model.safetensors", "functions.svg.partial"],
         ] {
             let dir = Scratch::new();
             files.iter().for_each(|name| drop(dir.file(name, "")));
@@ -241,6 +278,8 @@ mod tests {
             "book/seed-x/tango/model.safetensors",
             "book/seed-0/model.safetensors",
             "book/tango/model.safetensors",
+            "seed-0/thesis.txt",
+            "seed-0/transformer/thesis.txt",
         ] {
             let dir = Scratch::new();
             dir.file("log.jsonl", "");

@@ -12,6 +12,7 @@ pub mod corpus;
 pub mod data;
 mod error;
 mod folder;
+pub mod gp;
 pub mod inference;
 pub mod kinds;
 mod lean;

@@ -3,8 +3,8 @@
 //! Only what is certain is counted, so that nothing is refused that would run: parameters with their gradients and the
 //! optimiser's two moments, what block applications keep for the backward, the tokens.
 
-use kumiki_models::LanguageModelConfig;
-use kumiki_models::accounting::{saved_numbers, state_bytes, total_params};
+use kumiki_models::accounting::{block_params, saved_numbers, state_bytes, total_params};
+use kumiki_models::{Architecture, LanguageModelConfig, SequenceRegressorConfig};
 use kumiki_tensor::DType;
 
 use crate::{Error, Result};
@@ -24,17 +24,17 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A lower bound, in bytes.
-    fn least(&self, config: &LanguageModelConfig) -> u128 {
+    /// A lower bound, in bytes, for a model with `params` parameters.
+    fn least(&self, architecture: &Architecture, params: u128) -> u128 {
         let float = if self.dtype == DType::F64 { 8 } else { 4 };
         let tokens = self.rows as u128 * self.seq as u128;
-        let [d, applications] = [config.architecture.d_model(), config.architecture.applications()].map(|n| n as u128);
-        let (all, most) = kept(config);
+        let [d, applications] = [architecture.d_model(), architecture.applications()].map(|n| n as u128);
+        let (all, most) = kept(architecture);
         // Recomputed, every application keeps its input, and one at a time the rest.
         let kept = if self.recompute { applications * d + most } else { all };
         // Value and two moments; the gradient comes as what is kept goes, except from the second batch on. A token and its
         // target are 8 bytes each.
-        let params = float * total_params(config) as u128;
+        let params = float * params;
         let with_kept = if self.accumulate > 1 { 4 } else { 3 } * params + kept * float * tokens;
         with_kept.max(4 * params) + 16 * tokens * self.accumulate as u128
     }
@@ -44,13 +44,22 @@ impl Step {
     /// # Errors
     /// A sentence with what is needed and what there is.
     pub(crate) fn check(&self, name: &str, config: &LanguageModelConfig, options: &str) -> Result<()> {
-        fits("training", name, self.least(config), available(), options)
+        fits("training", name, self.least(&config.architecture, total_params(config) as u128), available(), options)
+    }
+
+    /// As [`Step::check`], for a regressor: its two maps beside the blocks are nothing beside what is not counted.
+    ///
+    /// # Errors
+    /// A sentence with what is needed and what there is.
+    pub(crate) fn check_regressor(&self, name: &str, config: &SequenceRegressorConfig, options: &str) -> Result<()> {
+        let params = block_params(&config.architecture) as u128;
+        fits("training", name, self.least(&config.architecture, params), available(), options)
     }
 }
 
 /// Numbers kept of a token for the backward: of all block applications, and of the one that keeps most.
-fn kept(config: &LanguageModelConfig) -> (u128, u128) {
-    let layers = (0..config.architecture.applications()).map(|layer| saved_numbers(&config.architecture, layer).into());
+fn kept(architecture: &Architecture) -> (u128, u128) {
+    let layers = (0..architecture.applications()).map(|layer| saved_numbers(architecture, layer).into());
     layers.fold((0, 0), |(sum, most): (u128, u128), one| (sum + one, most.max(one)))
 }
 
@@ -67,7 +76,7 @@ pub(crate) fn check_inference(
     options: &str,
 ) -> Result<()> {
     let float = dtype.size();
-    let passing = kept(config).1 * seq as u128 / 2;
+    let passing = kept(&config.architecture).1 * seq as u128 / 2;
     let least = (total_params(config) as u128 + passing) * float as u128 + u128::from(state_bytes(config, seq, float));
     fits("inference with", name, least, available(), options)
 }
@@ -114,11 +123,12 @@ mod tests {
             let config = small.model(model, 256).unwrap();
             let (params, tokens) = (total_params(&config) as u128, 8 * 64);
             let one = u128::from(saved_numbers(&config.architecture, 0));
-            assert_eq!(step.least(&config), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
+            let least = |step: Step| step.least(&config.architecture, params);
+            assert_eq!(least(step), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
             let recomputed = Step { recompute: true, ..step };
-            assert_eq!(recomputed.least(&config), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);
+            assert_eq!(least(recomputed), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);
             let twice = Step { accumulate: 2, ..step };
-            assert_eq!(twice.least(&config), 16 * params + 2 * 4 * tokens * one + 32 * tokens);
+            assert_eq!(least(twice), 16 * params + 2 * 4 * tokens * one + 32 * tokens);
             let huge = Step { rows: usize::MAX, seq: 1 << 20, ..step };
             let error = huge.check(model, &config, "--batch").unwrap_err().to_string();
             assert!(error.contains("needs at least") && error.contains("are available; lower --batch"), "{error}");

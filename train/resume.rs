@@ -139,8 +139,7 @@ impl Old {
         }
         let now = Machine::here();
         if let Some(row) = self.results.rows.iter().find(|row| row.machine != now).filter(|_| done.len() < all.len()) {
-            let text = |m: &Machine| format!("{} on {} {}, {} threads", m.simd, m.os, m.arch, m.threads);
-            notes.push(format!("{} was trained with {}, this is {}", row.cell(), text(&row.machine), text(&now)));
+            notes.push(format!("{} was trained with {}, this is {now}", row.cell(), row.machine));
         }
         notes.extend(self.lost.iter().cloned());
         notes

@@ -14,7 +14,6 @@
 //! that is extended leaves finished models where they are.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use kumiki_models::accounting::block_params;
@@ -206,6 +205,13 @@ impl Machine {
     }
 }
 
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Machine { simd, threads, os, arch } = self;
+        write!(f, "{simd} on {os} {arch}, {threads} threads")
+    }
+}
+
 /// What is known of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataFacts {
@@ -321,7 +327,7 @@ pub struct Run {
 }
 
 /// What `folder` holds, or why it is refused. `locked`: whether this run has its lock already.
-fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<Found> {
+pub(crate) fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<Found> {
     let found = folder::look(folder)?;
     let name = folder.display();
     let why = match &found {
@@ -482,17 +488,6 @@ impl Run {
         let order = results.plan.cells();
         results.rows.sort_by_key(|row| order.iter().position(|cell| *cell == row.cell()));
         results.summary = summarize(&results.plan, &results.rows);
-        let path = self.folder.join(RESULTS);
-        let partial = self.folder.join(folder::partial(RESULTS));
-        let text = serde_json::to_string_pretty(&self.results)
-            .map_err(|e| Error::new(format!("cannot write the results: {e}")))?;
-        let replace = || {
-            let mut file = fs::File::create(&partial)?;
-            file.write_all(text.as_bytes())?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&partial, &path)
-        };
-        replace().map_err(|e| Error::io("write the results", &path, e))
+        folder::write_results(&self.folder, results)
     }
 }

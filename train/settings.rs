@@ -43,7 +43,7 @@ pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
 pub const LARGEST: usize = 1 << 20;
 
 /// The most rows of a batch, and batches of a step.
-const MOST_ROWS: usize = 1 << 16;
+pub(crate) const MOST_ROWS: usize = 1 << 16;
 
 /// The most target tokens of an evaluation: `math` has no end.
 const MOST_EVAL: u64 = 1 << 32;

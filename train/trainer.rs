@@ -83,17 +83,7 @@ impl Trainer {
     /// # Errors
     /// Names the first parameter that is not, and how many there are.
     pub fn check_finite(&self) -> Result<()> {
-        let params = self.model.params();
-        let bad: Vec<&str> = params.iter().filter(|(_, p)| !usable(p.value())).map(|(name, _)| name.as_str()).collect();
-        match bad.first() {
-            None => Ok(()),
-            Some(first) => Err(Error::new(format!(
-                "the model has diverged after step {}: {} of {} parameters are not finite or far too large, the first is `{first}`",
-                self.step,
-                bad.len(),
-                params.len()
-            ))),
-        }
+        check_params(&self.model, self.step)
     }
 
     /// Whether the model still works, where nothing is held out to tell: its loss on the first training row.
@@ -131,18 +121,50 @@ impl Trainer {
             grads.add(tape.backward_from(&[(&sum, Tensor::scalar(sum.dtype(), weight))]));
         }
         let number = self.step + 1;
-        if !loss.is_finite() {
-            return Err(Error::new(format!("the loss of step {number} is {loss}")));
-        }
-        let lr = self.config.schedule.rate(self.step);
-        let mut params = self.model.params_mut();
-        let failed = |e: kumiki_tensor::Error| Error::new(format!("step {number}: {e}"));
-        let grad_norm = clip_global_norm(&params, &mut grads, self.config.clip).map_err(failed)?;
-        self.optimizer.step(&mut params, &grads, lr).map_err(failed)?;
+        let (lr, grad_norm) = update(&mut self.model, &mut self.optimizer, &self.config, number, loss, &mut grads)?;
         self.step = number;
         self.tokens += counted;
         let tok_s = counted as f64 / started.elapsed().as_secs_f64().max(1e-9);
         Ok(StepReport { step: self.step, loss, lr, grad_norm, tokens: self.tokens, tok_s })
+    }
+}
+
+/// The end of step `number`, counted from 1: clips the gradients and moves the parameters. Gives the learning rate and the
+/// norm before clipping.
+///
+/// # Errors
+/// When the loss or a gradient is not finite: the step and the cause are named, and no parameter has changed.
+pub(crate) fn update(
+    model: &mut impl Module,
+    optimizer: &mut AdamW,
+    config: &StepConfig,
+    number: u64,
+    loss: f64,
+    grads: &mut Gradients,
+) -> Result<(f64, f64)> {
+    if !loss.is_finite() {
+        return Err(Error::new(format!("the loss of step {number} is {loss}")));
+    }
+    let lr = config.schedule.rate(number - 1);
+    let mut params = model.params_mut();
+    let failed = |e: kumiki_tensor::Error| Error::new(format!("step {number}: {e}"));
+    let grad_norm = clip_global_norm(&params, grads, config.clip).map_err(failed)?;
+    optimizer.step(&mut params, grads, lr).map_err(failed)?;
+    Ok((lr, grad_norm))
+}
+
+/// As [`Trainer::check_finite`], for any model.
+pub(crate) fn check_params(model: &impl Module, step: u64) -> Result<()> {
+    let params = model.params();
+    let bad: Vec<&str> = params.iter().filter(|(_, p)| !usable(p.value())).map(|(name, _)| name.as_str()).collect();
+    match bad.first() {
+        None => Ok(()),
+        Some(first) => Err(Error::new(format!(
+            "the model has diverged after step {step}: {} of {} parameters are not finite or far too large, the first is \
+             `{first}`",
+            bad.len(),
+            params.len()
+        ))),
     }
 }
 
