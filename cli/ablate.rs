@@ -6,7 +6,8 @@ use clap::builder::PossibleValuesParser;
 use kumiki::ops::FeatureMap;
 use kumiki_train::ablation;
 use kumiki_train::run::Plan;
-use kumiki_train::settings::{LARGEST, variant_name};
+use kumiki_train::settings::LARGEST;
+use kumiki_train::zoo::{Suite, variant_name};
 use kumiki_train::{Error, Result};
 
 use crate::options::{Resolved, RunOptions, Several};
@@ -45,7 +46,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let resolved = self.options.resolve("models", Some(&self.several))?;
+        let resolved = self.options.resolve("models", Some(&self.several), |_| Suite::Tango)?;
         let Resolved { preset, corpora, seeds, models, settings } = resolved;
         if models.is_some() {
             return Err(Error::new("`models` in the configuration means nothing here; use --maps and --windows"));

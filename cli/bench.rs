@@ -2,7 +2,7 @@
 
 use kumiki::ops::{Roofline, bench_cases, op_cases, simd};
 use kumiki::tensor::{DType, threads};
-use kumiki_train::bench::{STEP_MODELS, StepBench};
+use kumiki_train::bench::StepBench;
 use kumiki_train::run::Machine;
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
@@ -116,7 +116,8 @@ pub struct Step {
     /// Print JSON (it always does; accepted so that both benches can be called alike)
     #[arg(long, hide = true)]
     json: bool,
-    /// tango, wango or transformer, all tied; gau or flash, not tied, with queries and keys of 64
+    /// tango, wango or transformer, all tied; gau or flash, not tied, with queries and keys of 64; cem, not tied, of two
+    /// steps with a shared diagonal and a preconditioner of rank 4
     #[arg(long, value_name = "NAME", default_value = "tango")]
     model: String,
     /// f32 or f64
@@ -125,10 +126,10 @@ pub struct Step {
     /// Model width D
     #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     d_model: usize,
-    /// Key width of TANGO's heads
+    /// Key width of the heads of tango, wango and cem
     #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
     head_dim: usize,
-    /// Heads of tango, wango and transformer
+    /// Heads, but of gau and flash
     #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true)]
     heads: usize,
     /// Sequence length T
@@ -169,10 +170,6 @@ fn peak_rss_mb() -> Option<u64> {
 
 impl Step {
     fn run(self) -> Result<()> {
-        // The PyTorch counterpart has one more.
-        if self.model == "cem" {
-            return Err(Error::new(format!("model `cem` is not yet built; there are {}", STEP_MODELS.join(", "))));
-        }
         let dtype = match self.dtype.as_str() {
             "f32" => DType::F32,
             "f64" => DType::F64,

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use kumiki_train::Result;
 use kumiki_train::run::Plan;
-use kumiki_train::settings::MODELS;
+use kumiki_train::zoo::Suite;
 
-use crate::options::{Resolved, RunOptions, Several, preset_table};
+use crate::options::{Resolved, RunOptions, Several, model_name, preset_table};
 
 /// Train architectures side by side under equal conditions
 ///
-/// Every model has the same number of parameters and sees the same batches in the same order, for each corpus and seed. The
+/// Every model has the same number of parameters (of `cem`: the same widths) and sees the same batches in the same order, for each corpus and seed. The
 /// tables at the end go to standard output, with the order of the models here and in the paper; DIR/results.json,
 /// DIR/log.jsonl, DIR/curves.svg and DIR/MODEL/model.safetensors are written (with several corpora or seeds:
 /// DIR/CORPUS/seed-N/MODEL/model.safetensors).
@@ -21,11 +21,12 @@ use crate::options::{Resolved, RunOptions, Several, preset_table};
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
 pub struct Args {
-    /// The experiment: `tango` compares TANGO and WANGO with other architectures
-    #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(["tango"]))]
+    /// The experiment: `tango` compares TANGO and WANGO with other architectures of their size; `cem` compares Causal Energy
+    /// Minimization, its steps, diagonals, preconditioners and either half of it, with the Llama that it saves parameters of
+    #[arg(value_name = "EXPERIMENT", value_parser = PossibleValuesParser::new(Suite::ALL.map(Suite::name)))]
     experiment: String,
-    /// Models to train, in this order, separated by commas [default: all]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
+    /// Models to train, in this order, separated by commas [default: all of the experiment's]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = model_name)]
     models: Option<Vec<String>>,
     #[command(flatten)]
     several: Several,
@@ -43,6 +44,11 @@ Models:
   untied        Transformer++, L blocks of their own, together as large
   gau           gated attention units with squared-ReLU weights, L blocks of their own
   flash         GAU within chunks, linear beyond them: a state of fixed size
+  llama         as untied; the baseline of cem
+  cem-tN        Causal Energy Minimization of N steps, L layers as wide as llama's: half the attention's parameters
+                and two thirds of the MLP's. What may follow, in this order: a diagonal, -none or -per_head (it is
+                shared by the heads otherwise), -rR for a preconditioner of rank R, -etaX for a first step size other
+                than 1. cem-attention-tN and cem-mlp-tN have one half of it, the other one as llama
 
 Examples:
   kumiki compare tango --models tango,recurrent
@@ -50,15 +56,19 @@ Examples:
   kumiki compare tango --data ~/texts --steps 1000 --out runs/texts
   kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three
   kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three --resume
+  kumiki compare cem --models llama,cem-t1,cem-t2 --seeds 0,1,2
+  kumiki compare cem --models cem-t1,cem-t2 --cem-width own     of llama's size, not of its width
   kumiki compare tango --config mine.toml --seed 1     with mine.toml: preset = \"small\"
                                                                        lr = 2e-3"
 }
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let resolved = self.options.resolve("models", Some(&self.several))?;
+        let suite = Suite::named(&self.experiment)?;
+        let resolved = self.options.resolve("models", Some(&self.several), |_| suite)?;
         let Resolved { preset, corpora, seeds, models, settings } = resolved;
-        let models = self.models.or(models).unwrap_or_else(|| MODELS.map(str::to_owned).into());
+        let models =
+            self.models.or(models).unwrap_or_else(|| suite.models().iter().map(|&name| name.to_owned()).collect());
         let experiment = format!("compare {}", self.experiment);
         // Named after the first seed: more of them extend the same run.
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));

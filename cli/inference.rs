@@ -6,11 +6,13 @@ use clap::builder::PossibleValuesParser;
 use kumiki_train::chart::{self, Line, Panel, Scale};
 use kumiki_train::inference::{Row, measure};
 use kumiki_train::run::Machine;
-use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::zoo::Suite;
 use kumiki_train::{Error, Result};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::options::model_name;
 use crate::output::{in_pool, json, line, remark};
 use crate::table::{count, short, table, thousands};
 
@@ -25,8 +27,8 @@ Examples:
   kumiki inference --models tango,wango --seq 256,4096 --tokens 64 --out decoding.svg
   kumiki inference --preset nano --json")]
 pub struct Args {
-    /// Models, separated by commas [default: all]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
+    /// Models, separated by commas [default: all of TANGO's paper]; `kumiki compare --help` says what there is
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = model_name)]
     models: Option<Vec<String>>,
     /// Lengths of the prompt, separated by commas
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "256,1024,4096,16384")]
@@ -97,7 +99,8 @@ impl Args {
             return Err(Error::new(format!("--tokens must be from 1 to {LONGEST}, found {}", self.tokens)));
         }
         chart::check(&self.out)?;
-        let names = self.models.clone().unwrap_or_else(|| MODELS.map(str::to_owned).into());
+        let names =
+            self.models.clone().unwrap_or_else(|| Suite::Tango.models().iter().map(|&name| name.to_owned()).collect());
         let settings = Settings::preset(&self.preset)?;
         in_pool(|| {
             let machine = Machine::here();

@@ -5,9 +5,11 @@ use clap::builder::PossibleValuesParser;
 use kumiki::models::accounting::{self, Pairs};
 use kumiki::models::{Architecture, LanguageModelConfig};
 use kumiki_train::Result;
-use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::zoo::Suite;
 use serde::Serialize;
 
+use crate::options::model_name;
 use crate::output::{json, line, remark};
 use crate::table::{short, table, thousands};
 
@@ -18,25 +20,26 @@ use crate::table::{short, table, thousands};
 #[command(after_help = "\
 Examples:
   kumiki macs                                       the paper's table, T = 8192
+  kumiki macs --suite cem                           halves, steps and diagonals beside Llama
   kumiki macs --preset tiny --pairs causal
   kumiki macs --seq 2048 --blocks 8 --models tango,wango --json")]
 pub struct Args {
     /// Which paper's models
-    #[arg(long, value_name = "NAME", default_value = "tango", value_parser = PossibleValuesParser::new(["tango"]))]
+    #[arg(long, value_name = "NAME", default_value = "tango", value_parser = PossibleValuesParser::new(Suite::ALL.map(Suite::name)))]
     suite: String,
     /// Sizes
     #[arg(long, default_value = "paper", value_parser = PossibleValuesParser::new(PRESETS))]
     preset: String,
     /// Models, separated by commas [default: all of the suite]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS))]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = model_name)]
     models: Option<Vec<String>>,
-    /// Numbers of block applications, separated by commas
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "4,8", allow_negative_numbers = true)]
-    blocks: Vec<usize>,
+    /// Numbers of block applications, separated by commas [default: 4,8 for tango, the preset's for cem]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true)]
+    blocks: Option<Vec<usize>>,
     /// Sequence length T [default: the preset's]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seq: Option<usize>,
-    /// Parameters of each model outside of the token table [default: the preset's]
+    /// Parameters of each model (of Llama, for cem) outside of the token table [default: the preset's]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     params: Option<usize>,
     /// Token ids [default: 50257 for the preset paper (GPT-2's), else 256 (bytes)]
@@ -67,6 +70,11 @@ struct Row {
     /// The width that was solved for: E, or F of a Transformer++.
     width: usize,
     params: usize,
+    /// Of CEM and Llama: the parameters by halves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    params_attention: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    params_mlp: Option<u64>,
     params_total: usize,
     /// Parameters with every application counted, whether it has its own or not; token table included.
     params_applied: usize,
@@ -83,7 +91,8 @@ struct Row {
 }
 
 const LEGEND: &str = "\
-L: block applications; width: E, or F of a Transformer++, solved for equal sizes
+L: block applications; width: E, or F of a Transformer++, solved for equal sizes (of CEM: that of Llama); attention, MLP:
+parameters of the halves, as parts of Llama's in brackets
 MACs: multiply-accumulates; in products with weights (matrices), over token pairs, in running
 sums over earlier tokens (prefix), in the output head; state: bytes that decoding keeps, in f32";
 
@@ -92,7 +101,7 @@ const LARGEST: usize = 1 << 24;
 
 impl Args {
     fn rows(&self) -> Result<Vec<Row>> {
-        let preset = Settings::preset(&self.preset)?;
+        let preset = self.preset()?;
         let n_vocab = self.vocab.unwrap_or(if self.preset == "paper" { 50_257 } else { 256 });
         for (name, size) in [("vocab", n_vocab), ("seq", self.seq.unwrap_or(1))] {
             if !(1..=LARGEST).contains(&size) {
@@ -100,9 +109,12 @@ impl Args {
             }
         }
         let seq = self.seq.unwrap_or(preset.seq);
-        let names = self.models.clone().unwrap_or_else(|| MODELS.map(str::to_owned).into());
+        let suite = Suite::named(&self.suite)?;
+        let all = || suite.models().iter().map(|&name| name.to_owned()).collect();
+        let names = self.models.clone().unwrap_or_else(all);
+        let usual = if suite == Suite::Tango { vec![4, 8] } else { vec![preset.blocks] };
         let mut rows = Vec::new();
-        for &blocks in &self.blocks {
+        for &blocks in self.blocks.as_ref().unwrap_or(&usual) {
             let params = self.params.unwrap_or(preset.params);
             let settings = Settings { blocks, params, ..preset.clone() };
             for name in &names {
@@ -124,7 +136,18 @@ impl Args {
             Architecture::Gau(c) => c.gate_width,
             Architecture::Cem(c) => c.d_ff,
         };
+        let halves = match architecture {
+            Architecture::Cem(c) => {
+                let (attention, mlp) = (0..blocks)
+                    .map(|layer| accounting::cem_halves(c, layer))
+                    .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+                Some((attention as u64, mlp as u64))
+            }
+            _ => None,
+        };
         Row {
+            params_attention: halves.map(|(attention, _)| attention),
+            params_mlp: halves.map(|(_, mlp)| mlp),
             model: name.to_owned(),
             blocks,
             tied,
@@ -144,10 +167,17 @@ impl Args {
         }
     }
 
+    fn preset(&self) -> Result<Settings> {
+        Settings::for_suite(Suite::named(&self.suite)?, &self.preset)
+    }
+
     pub fn run(self) -> Result<()> {
         let rows = self.rows()?;
-        let wanted = self.params.unwrap_or(Settings::preset(&self.preset)?.params);
-        for row in rows.iter().filter(|row| (row.params as f64 / wanted as f64 - 1.0).abs() > 0.05) {
+        let preset = self.preset()?;
+        let wanted = self.params.unwrap_or(preset.params);
+        for row in
+            rows.iter().filter(|row| preset.sizes(&row.model) && (row.params as f64 / wanted as f64 - 1.0).abs() > 0.05)
+        {
             let (model, blocks, params) = (&row.model, row.blocks, row.params);
             remark(&format!(
                 "note: `{model}` of {blocks} blocks has {params} parameters where {wanted} were asked for"
@@ -156,15 +186,31 @@ impl Args {
         if self.json {
             return json(&rows);
         }
-        let header =
-            ["model", "L", "width", "parameters", "with table", "MACs", "matrices", "pairs", "prefix", "head", "state"];
+        let with_halves = rows.iter().any(|row| row.params_attention.is_some());
+        let mut header = vec!["model", "L", "width", "parameters"];
+        if with_halves {
+            header.extend(["attention", "MLP"]);
+        }
+        header.extend(["with table", "MACs", "matrices", "pairs", "prefix", "head", "state"]);
+        // Halves beside those of the first Llama, where there is one.
+        let part = |own: Option<u64>, of: fn(&Row) -> Option<u64>| {
+            let llama = rows.iter().find(|row| row.model == "llama").and_then(of);
+            match (own, llama) {
+                (Some(own), Some(llama)) => format!("{} ({:.3})", short(own as f64), own as f64 / llama as f64),
+                (own, _) => own.map_or("–".to_owned(), |own| short(own as f64)),
+            }
+        };
         let macs = |n: u64| if n == 0 { "–".to_owned() } else { short(n as f64) };
         let cells = |row: &Row| {
-            vec![
-                row.model.clone(),
-                row.blocks.to_string(),
-                row.width.to_string(),
-                thousands(row.params as u64),
+            let mut cells =
+                vec![row.model.clone(), row.blocks.to_string(), row.width.to_string(), thousands(row.params as u64)];
+            if with_halves {
+                cells.extend([
+                    part(row.params_attention, |r| r.params_attention),
+                    part(row.params_mlp, |r| r.params_mlp),
+                ]);
+            }
+            cells.extend([
                 thousands(row.params_total as u64),
                 macs(row.macs),
                 macs(row.macs_projection),
@@ -172,7 +218,8 @@ impl Args {
                 macs(row.macs_prefix),
                 macs(row.macs_head),
                 short(row.state_bytes as f64),
-            ]
+            ]);
+            cells
         };
         line(&table(&header, &rows.iter().map(cells).collect::<Vec<_>>()))?;
         let (seq, n_vocab) = rows.first().map_or((0, 0), |row| (row.seq, row.n_vocab));

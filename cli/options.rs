@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::builder::PossibleValuesParser;
 use kumiki::ops::FeatureMap;
 use kumiki_train::run::Existing;
-use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::suggest::unknown;
+use kumiki_train::zoo::{self, CEM_WIDTHS, Suite};
 use kumiki_train::{Error, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -77,6 +78,15 @@ struct SettingOptions {
     /// Tokens of FLASH's chunks, C
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     chunk: Option<usize>,
+    /// Which layers of CEM descend in their attention, `cem` or `plain`: one for all, or a list of L, separated by commas
+    #[arg(long, value_name = "KINDS", help_heading = "Model")]
+    cem_attention: Option<String>,
+    /// Which layers of CEM descend in their MLP, likewise
+    #[arg(long, value_name = "KINDS", help_heading = "Model")]
+    cem_mlp: Option<String>,
+    /// Feed-forward width of CEM: that of the Llama with --params parameters, or one of its own for as many
+    #[arg(long, value_parser = PossibleValuesParser::new(CEM_WIDTHS), help_heading = "Model")]
+    cem_width: Option<String>,
     /// Block applications L
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     blocks: Option<usize>,
@@ -166,8 +176,14 @@ impl RunOptions {
     }
 
     /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models; `several`
-    /// are the options of a command that takes several corpora and seeds.
-    pub fn resolve(&self, models_key: &str, several: Option<&Several>) -> Result<Resolved> {
+    /// are the options of a command that takes several corpora and seeds; `suite` says whose presets are meant, given the
+    /// first model that the file names.
+    pub fn resolve(
+        &self,
+        models_key: &str,
+        several: Option<&Several>,
+        suite: impl Fn(Option<&str>) -> Suite,
+    ) -> Result<Resolved> {
         let mut keys = vec!["preset", "data", models_key];
         if several.is_some() {
             keys.extend(["corpora", "seeds"]);
@@ -190,7 +206,8 @@ impl RunOptions {
         let blamed =
             |e| if self.preset.is_none() && preset.is_some() { in_file(self.config.as_deref(), &e) } else { e };
         let preset = self.preset.as_ref().or(preset.as_ref()).map_or("tiny", String::as_str).to_owned();
-        let mut settings = Settings::preset(&preset).map_err(blamed)?;
+        let suite = suite(models.as_deref().and_then(<[String]>::first).map(String::as_str));
+        let mut settings = Settings::for_suite(suite, &preset).map_err(blamed)?;
         let mut without = settings.clone();
         for (key, value) in file {
             settings.set(&key, value).map_err(|e| in_file(self.config.as_deref(), &e))?;
@@ -309,10 +326,9 @@ fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Resu
         Some(value) => (name(&value).map(|name| vec![name]), value),
     };
     match names {
-        (Some(names), _) => match names.iter().find(|name| !MODELS.contains(&name.as_str())) {
-            Some(wrong) => Err(in_file(path, &unknown("model", wrong, &MODELS))),
-            None => Ok(Some(names)),
-        },
+        (Some(names), _) => {
+            names.iter().map(|name| zoo::checked(name)).collect::<Result<_>>().map(Some).map_err(|e| in_file(path, &e))
+        }
         (None, found) => {
             Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}")))
         }
@@ -322,13 +338,20 @@ fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Resu
 /// The presets side by side, for help texts.
 pub fn preset_table() -> String {
     let mut text = String::from("Presets:            D   L    T  batch  steps  parameters\n");
-    for name in PRESETS {
-        let s = Settings::preset(name).unwrap_or_default();
+    let rows = PRESETS.map(|name| (Suite::Tango, name)).into_iter().chain([(Suite::Cem, "paper")]);
+    for (suite, name) in rows {
+        let s = Settings::for_suite(suite, name).unwrap_or_default();
         let (batch, params) = (s.batch * s.accumulate, crate::table::short(s.params as f64));
+        let name = if suite == Suite::Tango { name.to_owned() } else { format!("{name} ({})", suite.name()) };
         text +=
             &format!("  {name:<14}{:>5}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
     }
     text
+}
+
+/// Takes the name of a model of the command line.
+pub fn model_name(name: &str) -> std::result::Result<String, String> {
+    zoo::checked(name).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     let expected = |class: &Class| data.kind == Kind::Lean && *class != Class::Answer;
     let classes: Vec<Class> = Class::ALL.into_iter().filter(|class| found(class) || expected(class)).collect();
     let names: Vec<String> = classes.iter().map(|class| format!("{} NLL", class.name())).collect();
-    let mut header = vec!["model", "parameters", "MACs", "val NLL", "bits/byte"];
+    let mut header = vec!["model", "parameters", "MACs", "val NLL", "perplexity", "bits/byte"];
     header.extend(names.iter().map(String::as_str));
     header.extend(["tok/s", "seconds"]);
     let rows: Vec<Vec<String>> = summaries.iter().map(|summary| row(results, summary, &classes)).collect();
@@ -78,6 +78,7 @@ fn row(results: &Results, summary: &Summary, classes: &[Class]) -> Vec<String> {
         thousands(size(|r| r.params as u64)),
         short(size(|r| r.macs) as f64),
         stat(summary.val_nll),
+        stat(Stat::of(mine().filter_map(|r| r.val_nll.map(f64::exp)))),
         stat(Stat::of(mine().filter_map(|r| r.bits_per_byte))),
     ];
     cells.extend(classes.iter().map(|class| stat(summary.of(*class))));

@@ -6,10 +6,11 @@ use clap::builder::PossibleValuesParser;
 use kumiki_train::chart::{self, Panel, Scale};
 use kumiki_train::run::Machine;
 use kumiki_train::scaling::{Row, measure};
-use kumiki_train::settings::{MODELS, PRESETS, Settings};
+use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::{Error, Result};
 
 use crate::inference::{lengths, lines, show};
+use crate::options::model_name;
 use crate::output::remark;
 use crate::table::{count, table, thousands};
 
@@ -25,7 +26,7 @@ Examples:
 pub struct Scaling {
     /// Models, separated by commas
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "tango,wango")]
-    #[arg(value_parser = PossibleValuesParser::new(MODELS))]
+    #[arg(value_parser = model_name)]
     models: Vec<String>,
     /// Sequence lengths, separated by commas
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1024,2048,4096,8192,16384")]

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use kumiki_train::run::Plan;
-use kumiki_train::settings::MODELS;
+use kumiki_train::zoo::{Suite, model_names, suite_of};
 use kumiki_train::{Error, Result};
 
-use crate::options::{Resolved, RunOptions, preset_table};
+use crate::options::{Resolved, RunOptions, model_name, preset_table};
 
 /// Train one model
 ///
@@ -16,7 +15,7 @@ use crate::options::{Resolved, RunOptions, preset_table};
 #[command(after_help = after_help())]
 pub struct Args {
     /// The model; `kumiki compare --help` says what they are
-    #[arg(long, value_parser = PossibleValuesParser::new(MODELS))]
+    #[arg(long, value_name = "NAME", value_parser = model_name)]
     model: Option<String>,
     #[command(flatten)]
     options: RunOptions,
@@ -28,18 +27,20 @@ fn after_help() -> String {
 Examples:
   kumiki train --model tango --data book.txt --out runs/book
   kumiki train --model untied --preset small --lr 1e-3
+  kumiki train --model cem-mlp-t2 --cem-mlp cem,plain,cem,plain
   kumiki eval --checkpoint runs/book --data book.txt
   kumiki generate --checkpoint runs/book --prompt 'Once '"
 }
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let Resolved { preset, corpora, seeds, models, settings } = self.options.resolve("model", None)?;
-        let models = self
-            .model
-            .map(|model| vec![model])
-            .or(models)
-            .ok_or_else(|| Error::new(format!("which model? Say so with --model. Known: {}", MODELS.join(", "))))?;
+        let Resolved { preset, corpora, seeds, models, settings } = {
+            let suite = |file: Option<&str>| self.model.as_deref().or(file).map_or(Suite::Tango, suite_of);
+            self.options.resolve("model", None, suite)?
+        };
+        let models = self.model.map(|model| vec![model]).or(models).ok_or_else(|| {
+            Error::new(format!("which model? Say so with --model. Known: {}", model_names().join(", ")))
+        })?;
         let default = || PathBuf::from(format!("runs/train-{}-{preset}-{}", models[0], settings.seed));
         let out = self.options.out.clone().unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);

@@ -6,7 +6,7 @@
 use kumiki_nn::Diagonal;
 use kumiki_ops::MacCount;
 
-use crate::cem::{AttentionKind, MlpKind};
+use crate::cem::{AttentionKind, CemConfig, MlpKind};
 use crate::language_model::{Architecture, LanguageModelConfig};
 
 /// How token pairs, and tokens seen through running sums, are counted.
@@ -42,20 +42,26 @@ fn params_of_layer(architecture: &Architecture, layer: usize) -> u128 {
             d + 3 * c.gate_width as u128 * d + s * d + 2 * c.vectors() as u128 * s
         }
         Architecture::Cem(c) => {
-            let (keys, f) = (c.heads as u128 * c.head_dim as u128, c.d_ff as u128);
-            let preconditioner = c.rank.map_or(0, |rank| (1 + 2 * rank as u128) * d);
-            let (attention, mlp) = c.layer(layer);
-            let attention = match attention {
-                AttentionKind::Mha => 4 * d * d,
-                AttentionKind::Cem => 2 * keys * d + c.diagonal.rows(c.heads) as u128 * d + 1 + preconditioner,
-            };
-            let mlp = match mlp {
-                MlpKind::Swiglu => 3 * f * d,
-                MlpKind::Cem => 2 * f * d + 1 + preconditioner,
-            };
-            2 * d + attention + mlp
+            let (attention, mlp) = cem_halves(c, layer);
+            attention + mlp
         }
     }
+}
+
+/// Parameters of one layer of CEM or Llama: of its attention and of its MLP, each with its norm.
+pub fn cem_halves(c: &CemConfig, layer: usize) -> (u128, u128) {
+    let (d, keys, f) = (c.d_model as u128, c.heads as u128 * c.head_dim as u128, c.d_ff as u128);
+    let preconditioner = c.rank.map_or(0, |rank| (1 + 2 * rank as u128) * d);
+    let (attention, mlp) = c.layer(layer);
+    let attention = match attention {
+        AttentionKind::Mha => 4 * d * d,
+        AttentionKind::Cem => 2 * keys * d + c.diagonal.rows(c.heads) as u128 * d + 1 + preconditioner,
+    };
+    let mlp = match mlp {
+        MlpKind::Swiglu => 3 * f * d,
+        MlpKind::Cem => 2 * f * d + 1 + preconditioner,
+    };
+    (d + attention, d + mlp)
 }
 
 /// Distinct parameters of the blocks.

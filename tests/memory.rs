@@ -3,23 +3,30 @@
 use kumiki::tensor::{memory_stats, reset_peak, threads};
 use kumiki::train::data::Data;
 use kumiki::train::scaling;
-use kumiki::train::settings::{MODELS, Settings};
+use kumiki::train::settings::Settings;
 use kumiki::train::trainer::Trainer;
+use kumiki::train::zoo::Suite;
 
 /// On one thread, where the peak is exact: more threads hold a few tiles more when they happen to work side by side.
 #[test]
 fn the_peak_of_a_step_does_not_grow_and_a_steady_step_asks_the_system_for_nothing() {
-    for model in MODELS {
-        threads::with_threads(1, || train(model));
+    for model in models() {
+        threads::with_threads(1, || train(&model));
     }
     threads::with_threads(1, memory_of_a_token_does_not_grow_with_the_sequence);
 }
 
+/// All of the TANGO suite, and of the CEM suite what differs in what is kept.
+fn models() -> Vec<String> {
+    let cem = ["llama", "cem-t1", "cem-t2-per_head", "cem-attention-t2-r4", "cem-mlp-t2"];
+    Suite::Tango.models().iter().chain(&cem).map(|&name| name.to_owned()).collect()
+}
+
 fn memory_of_a_token_does_not_grow_with_the_sequence() {
-    let models: Vec<String> = MODELS.map(str::to_owned).into();
+    let models = models();
     let nano = Settings::preset("nano").unwrap();
     let rows = scaling::measure(&nano, &models, &[64, 1024], 1, |_, _, _| {}).unwrap();
-    assert_eq!(rows.len(), 2 * MODELS.len());
+    assert_eq!(rows.len(), 2 * models.len());
     for pair in rows.chunks_exact(2) {
         let [short, long] = pair else { unreachable!() };
         println!("{}: {:.0} and {:.0} bytes a token", short.model, short.token_bytes, long.token_bytes);

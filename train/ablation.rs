@@ -8,7 +8,7 @@ use crate::Result;
 use crate::chart::{self, Line, Panel, Scale};
 use crate::folder::ABLATION;
 use crate::run::Results;
-use crate::settings::variant;
+use crate::zoo::variant;
 
 /// Draws the losses of finished variants of WANGO, one panel per corpus, into the run's folder.
 ///

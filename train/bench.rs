@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use kumiki_autograd::Tape;
 use kumiki_models::{
-    Architecture, GauConfig, LanguageModel, LanguageModelConfig, TangoConfig, TransformerConfig, Window, accounting,
+    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, TangoConfig,
+    TransformerConfig, Window, accounting,
 };
-use kumiki_nn::{AdamW, Module, clip_global_norm};
+use kumiki_nn::{AdamW, Diagonal, Module, clip_global_norm};
 use kumiki_ops::FeatureMap;
 use kumiki_tensor::{DType, Rng};
 
@@ -15,7 +16,7 @@ use crate::suggest::unknown;
 use crate::{Error, Result};
 
 /// The models that can be timed, by name.
-pub const STEP_MODELS: [&str; 5] = ["tango", "wango", "transformer", "gau", "flash"];
+pub const STEP_MODELS: [&str; 6] = ["tango", "wango", "transformer", "gau", "flash", "cem"];
 
 /// Width of the queries and keys of GAU and FLASH: that of the PyTorch counterpart.
 const KEY_WIDTH: usize = 64;
@@ -79,17 +80,18 @@ impl StepBench {
         if let Some(i) = axes.iter().position(|size| !(1..=limit).contains(size)) {
             return Err(Error::new(format!("--{} must be from 1 to {limit}, found {}", names[i], axes[i])));
         }
-        // `sets` blocks of `fixed` parameters and three matrices of the width that is looked for.
-        let width = |sets: usize, fixed: usize, step: usize| {
-            let width = (params / sets).saturating_sub(fixed) / (3 * d) / step * step;
+        // `sets` blocks of `fixed` parameters and `matrices` of the width that is looked for.
+        let width_of = |sets: usize, fixed: usize, matrices: usize, step: usize| {
+            let width = (params / sets).saturating_sub(fixed) / (matrices * d) / step * step;
             if width == 0 {
                 return Err(Error::new(format!(
                     "--params {params} is too few for these sizes; {} are needed at least",
-                    sets * (fixed + 3 * d * step)
+                    sets * (fixed + matrices * d * step)
                 )));
             }
             Ok(width)
         };
+        let width = |sets, fixed, step| width_of(sets, fixed, 3, step);
         let rope_base = 10_000.0;
         let architecture = match self.model.as_str() {
             name @ ("tango" | "wango") => {
@@ -125,6 +127,21 @@ impl StepBench {
                 tied: false,
                 rope_base,
                 chunk: (name == "flash").then_some(self.chunk),
+            }),
+            "cem" => Architecture::Cem(CemConfig {
+                d_model: d,
+                heads,
+                head_dim,
+                d_ff: width_of(applications, 2 * d * heads * head_dim, 2, 8)?,
+                applications,
+                tied: false,
+                rope_base,
+                attention: vec![AttentionKind::Cem],
+                mlp: vec![MlpKind::Cem],
+                diagonal: Diagonal::Shared,
+                rank: Some(4),
+                steps: 2,
+                eta: 1.0,
             }),
             other => return Err(Error::new(unknown("model", other, &STEP_MODELS))),
         };

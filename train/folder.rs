@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{MODEL_FILE, is_seed};
 use crate::data::short_name;
-use crate::{Error, Result, gp, settings};
+use crate::{Error, Result, gp, zoo};
 
 pub(crate) const RESULTS: &str = "results.json";
 pub(crate) const LOG: &str = "log.jsonl";
@@ -84,7 +84,7 @@ pub(crate) fn is_own(name: &str) -> bool {
 
 /// Whether a run may call a model so.
 fn is_model(name: &str) -> bool {
-    settings::is_model(name) || gp::settings::is_model(name)
+    zoo::is_model(name) || gp::settings::is_model(name)
 }
 
 /// Replaces `results.json`, whole or not at all.

@@ -103,11 +103,12 @@ fn after(model: &LanguageModel, seq: usize, tokens: usize) -> Result<(f64, f64, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::MODELS;
+    use crate::zoo::Suite;
 
     #[test]
     fn every_model_is_measured_and_keeps_what_it_should() {
-        let models: Vec<String> = MODELS.map(str::to_owned).into();
+        let mut models: Vec<String> = Suite::Tango.models().iter().map(|&name| name.to_owned()).collect();
+        models.extend(["cem-t1", "cem-attention-t2-none"].map(str::to_owned));
         let nano = Settings::preset("nano").unwrap();
         let mut seen = 0;
         let rows = measure(&nano, &models, &[5, 40], 3, |_| {
@@ -115,7 +116,7 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert_eq!((rows.len(), seen), (12, 12));
+        assert_eq!((rows.len(), seen), (16, 16));
         assert!(rows.iter().all(|row| row.prefill_s > 0.0 && row.token_s > 0.0 && row.state_bytes > 0));
         assert!(measure(&nano, &models, &[0], 3, |_| Ok(())).unwrap_err().to_string().contains("nothing to measure"));
     }

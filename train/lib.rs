@@ -37,3 +37,4 @@ pub use error::{Error, Result};
 
 #[cfg(test)]
 mod scratch;
+pub mod zoo;

@@ -106,7 +106,8 @@ fn parse(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{MODELS, Settings};
+    use crate::settings::Settings;
+    use crate::zoo::Suite;
 
     #[test]
     fn the_system_tells() {
@@ -119,7 +120,7 @@ mod tests {
     fn a_bound_from_below_and_no_overflow() {
         let small = Settings::preset("nano").unwrap();
         let step = Step { dtype: DType::F32, rows: 8, seq: 64, accumulate: 1, recompute: false };
-        for model in MODELS {
+        for &model in Suite::Tango.models() {
             let config = small.model(model, 256).unwrap();
             let (params, tokens) = (total_params(&config) as u128, 8 * 64);
             let one = u128::from(saved_numbers(&config.architecture, 0));

@@ -30,9 +30,10 @@ use crate::kinds::Kind;
 use crate::log::Writer;
 use crate::memory;
 use crate::resume;
-use crate::settings::{MODELS, Settings};
+use crate::settings::Settings;
 use crate::summary::{Summary, summarize};
 use crate::tokenizer::ByteTokenizer;
+use crate::zoo::model_names;
 use crate::{Error, Result};
 
 /// What was asked for: every model on every corpus with every seed.
@@ -92,7 +93,7 @@ impl Plan {
         let dtype = self.settings.dtype()?;
         let step = memory::Step { dtype, rows: batch, seq, accumulate, recompute: checkpoint_activations };
         if self.models.is_empty() {
-            return Err(Error::new(format!("there is no model to train. Known: {}", MODELS.join(", "))));
+            return Err(Error::new(format!("there is no model to train. Known: {}", model_names().join(", "))));
         }
         for (i, model) in self.models.iter().enumerate() {
             let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
@@ -142,7 +143,7 @@ impl Plan {
     fn sizes(&self) -> Result<Vec<String>> {
         let Settings { params, d_model, blocks, .. } = self.settings;
         let mut notes = vec![];
-        for model in &self.models {
+        for model in self.models.iter().filter(|model| self.settings.sizes(model)) {
             let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
             if width_error(&config.architecture, params) > 0.05 {
                 let found = block_params(&config.architecture);

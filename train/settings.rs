@@ -1,9 +1,6 @@
 //! Settings of a run: what the presets fix and what a user may change, by option or by configuration file.
 
 use kumiki_models::accounting::MAX_APPLICATIONS;
-use kumiki_models::{
-    Architecture, GauConfig, LanguageModelConfig, TangoConfig, TransformerConfig, Window, solve_width,
-};
 use kumiki_nn::{Decay, Schedule};
 use kumiki_ops::FeatureMap;
 use kumiki_tensor::DType;
@@ -12,29 +9,8 @@ use serde_json::Value;
 
 use crate::suggest::unknown;
 use crate::trainer::StepConfig;
+use crate::zoo::Suite;
 use crate::{Error, Result};
-
-/// The models that can be trained, by name.
-pub const MODELS: [&str; 6] = ["tango", "wango", "recurrent", "untied", "gau", "flash"];
-
-/// Whether there is such a model: one of [`MODELS`], or WANGO with a feature map and a window of its own, as
-/// `wango-elu1-64`.
-pub fn is_model(name: &str) -> bool {
-    MODELS.contains(&name) || variant(name).is_some()
-}
-
-/// The name of WANGO with this feature map and window, whatever the settings say.
-pub fn variant_name(feature_map: FeatureMap, window: usize) -> String {
-    format!("wango-{}-{window}", feature_map.name())
-}
-
-/// What [`variant_name`] was made from.
-pub fn variant(name: &str) -> Option<Window> {
-    let (map, size) = name.strip_prefix("wango-")?.split_once('-')?;
-    let window = Window { feature_map: map.parse().ok()?, size: size.parse().ok()? };
-    // One name for one model.
-    (variant_name(window.feature_map, window.size) == name).then_some(window)
-}
 
 /// The presets, by name, from seconds to weeks.
 pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
@@ -68,6 +44,12 @@ pub struct Settings {
     pub key_width: usize,
     /// Tokens that FLASH weighs one by one, C: its chunks.
     pub chunk: usize,
+    /// Which layers of CEM descend in their attention, `cem` or `plain`: one for all, or a list of L.
+    pub cem_attention: String,
+    /// Which do in their MLP, likewise.
+    pub cem_mlp: String,
+    /// The feed-forward width of CEM: `llama`, that of the Llama of the wanted size, or `own`, solved for the same size.
+    pub cem_width: String,
     /// Block applications L.
     pub blocks: usize,
     /// Distinct parameters outside of the token table; each model's free width is solved for it.
@@ -118,6 +100,9 @@ impl Default for Settings {
             transformer_heads: 4,
             key_width: 32,
             chunk: 64,
+            cem_attention: "cem".into(),
+            cem_mlp: "cem".into(),
+            cem_width: "llama".into(),
             blocks: 4,
             params: 400_000,
             seq: 256,
@@ -206,6 +191,29 @@ impl Settings {
         })
     }
 
+    /// The settings of a preset for the models of a suite: as [`Settings::preset`], but for the size of the paper's models.
+    ///
+    /// # Errors
+    /// Names the nearest preset when there is none of that name.
+    pub fn for_suite(suite: Suite, name: &str) -> Result<Settings> {
+        let settings = Settings::preset(name)?;
+        if suite == Suite::Tango || name != "paper" {
+            return Ok(settings);
+        }
+        // 85 M parameters, F = 2048, and 20 tokens of text a parameter.
+        Ok(Settings {
+            d_model: 768,
+            transformer_heads: 12,
+            blocks: 12,
+            params: 84_953_088,
+            seq: 1024,
+            batch: 8,
+            accumulate: 8,
+            steps: 26_000,
+            ..settings
+        })
+    }
+
     /// The names of all settings.
     pub fn keys() -> Vec<String> {
         Settings::default().to_map().into_iter().map(|(key, _)| key).collect()
@@ -246,7 +254,7 @@ impl Settings {
         }
     }
 
-    fn check_sizes(&self) -> Result<()> {
+    pub(crate) fn check_sizes(&self) -> Result<()> {
         let sizes = [
             ("d_model", self.d_model, LARGEST),
             ("heads", self.heads, LARGEST),
@@ -279,62 +287,6 @@ impl Settings {
         }
         self.step_config()?;
         self.dtype().map(drop)
-    }
-
-    /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
-    ///
-    /// # Errors
-    /// Names the nearest model when there is none of that name; says what does not fit.
-    pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
-        let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
-        self.check_sizes()?;
-        let transformer = |tied| {
-            let heads = self.transformer_heads;
-            Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
-        };
-        let architecture = match name {
-            name if name == "tango" || name == "wango" || variant(name).is_some() => {
-                let (heads, head_dim) = (self.heads, self.head_dim);
-                let window = match name {
-                    "tango" => None,
-                    "wango" => Some(Window { size: self.window, feature_map: self.feature_map()? }),
-                    name => variant(name),
-                };
-                if let Some(Window { size, .. }) = window.filter(|w| w.size > LARGEST) {
-                    return Err(Error::new(format!("window must be from 1 to {LARGEST}, found {size}")));
-                }
-                Architecture::Tango(TangoConfig {
-                    d_model,
-                    heads,
-                    head_dim,
-                    gate_width: heads,
-                    applications,
-                    tied: true,
-                    rope_base,
-                    window,
-                })
-            }
-            "recurrent" => transformer(true),
-            "untied" => transformer(false),
-            "gau" | "flash" => Architecture::Gau(GauConfig {
-                d_model,
-                key_width: self.key_width,
-                gate_width: 1,
-                applications,
-                tied: false,
-                rope_base,
-                chunk: (name == "flash").then_some(self.chunk),
-            }),
-            other => return Err(Error::new(unknown("model", other, &MODELS))),
-        };
-        let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
-        architecture.check().map_err(|e| Error::new(e.to_string()))?;
-        Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
-    }
-
-    fn feature_map(&self) -> Result<FeatureMap> {
-        let names = FeatureMap::ALL.map(FeatureMap::name);
-        self.feature_map.parse().map_err(|_| Error::new(unknown("feature map", &self.feature_map, &names)))
     }
 
     /// What an optimiser step does.
@@ -390,7 +342,7 @@ mod tests {
         for preset in PRESETS {
             let settings = Settings::preset(preset).unwrap();
             settings.step_config().unwrap();
-            for model in MODELS {
+            for model in Suite::Tango.models().iter().chain(&["llama"]) {
                 let config = settings.model(model, 256).unwrap();
                 let error = width_error(&config.architecture, settings.params);
                 let most = match preset {
@@ -422,21 +374,6 @@ mod tests {
             assert_eq!(settings, before);
         }
         assert!(Settings::keys().iter().any(|key| key == "val_fraction"));
-    }
-
-    #[test]
-    fn variants_have_one_name_each() {
-        let settings = Settings::preset("nano").unwrap();
-        for (name, window) in
-            [("wango-elu1-64", Some((FeatureMap::Elu1, 64))), ("wango-elu1-064", None), ("wango-x-1", None)]
-        {
-            assert_eq!(variant(name).map(|w| (w.feature_map, w.size)), window, "{name}");
-            assert_eq!(settings.model(name, 256).is_ok(), window.is_some() && is_model(name));
-        }
-        assert!(settings.model("wango-elu1-0", 256).unwrap_err().to_string().contains("at least 1"));
-        assert!(settings.model("wango-elu1-9999999", 256).unwrap_err().to_string().contains("window must be from 1"));
-        let plain = Settings { window: 8, feature_map: "taylor2".into(), ..settings.clone() };
-        assert_eq!(settings.model("wango-taylor2-8", 256).unwrap(), plain.model("wango", 256).unwrap());
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Settings of a run of `gp`, its presets, and the models by name.
 
 use kumiki_models::accounting::MAX_APPLICATIONS;
-use kumiki_models::{Architecture, SequenceRegressorConfig, TransformerConfig, solve_width};
-use kumiki_nn::Schedule;
+use kumiki_models::{
+    Architecture, AttentionKind, CemConfig, MlpKind, SequenceRegressorConfig, TransformerConfig, solve_width,
+};
+use kumiki_nn::{Diagonal, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,13 +31,38 @@ impl Model {
 }
 
 /// All of them: one more is one more line.
-pub const MODELS: &[Model] =
-    &[Model::new("transformer", "Transformer++, every layer with parameters of its own", transformer)];
+pub const MODELS: &[Model] = &[
+    Model::new("transformer", "Transformer++, every layer with parameters of its own", transformer),
+    Model::new("cem-t1", "Causal Energy Minimization, 1 descent step a layer", |s| cem(s, 1)),
+    Model::new("cem-t2", "2 steps", |s| cem(s, 2)),
+    Model::new("cem-t4", "4 steps", |s| cem(s, 4)),
+    Model::new("cem-t8", "8 steps", |s| cem(s, 8)),
+];
 
 fn transformer(settings: &Settings) -> Architecture {
     let &Settings { d_model, heads, blocks: applications, .. } = settings;
     let (d_ff, tied, rope_base) = (1, false, 10_000.0);
     Architecture::Transformer(TransformerConfig { d_model, heads, d_ff, applications, tied, rope_base })
+}
+
+/// Both halves descend, with a shared diagonal and without a preconditioner.
+fn cem(settings: &Settings, steps: usize) -> Architecture {
+    let &Settings { d_model, heads, blocks: applications, .. } = settings;
+    Architecture::Cem(CemConfig {
+        d_model,
+        heads,
+        head_dim: d_model / heads.max(1),
+        d_ff: 1,
+        applications,
+        tied: false,
+        rope_base: 10_000.0,
+        attention: vec![AttentionKind::Cem],
+        mlp: vec![MlpKind::Cem],
+        diagonal: Diagonal::Shared,
+        rank: None,
+        steps,
+        eta: 1.0,
+    })
 }
 
 /// The names of [`MODELS`].

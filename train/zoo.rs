@@ -1,0 +1,413 @@
+//! The models by name, and the suites of them that papers compare.
+//!
+//! A name is all that tells a model of a run from the others beside the settings, so that variants are models like any
+//! other: they can be trained, compared over seeds and corpora, resumed. Variants spell out what they change:
+//!
+//! ```text
+//! wango-FEATUREMAP-WINDOW                                      wango-elu1-64
+//! cem[-attention|-mlp]-tSTEPS[-none|-per_head][-rRANK][-etaX]  cem-t2, cem-attention-t1-none, cem-mlp-t4-r8-eta0.5
+//! ```
+//!
+//! Every model has one name: what is as usual (both halves, a shared diagonal, no preconditioner, step size 1) is left out.
+
+use std::fmt;
+use std::str::FromStr;
+
+use kumiki_models::{
+    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModelConfig, MAX_DESCENT_STEPS, MlpKind, TangoConfig,
+    TransformerConfig, Window, solve_width,
+};
+use kumiki_nn::Diagonal;
+use kumiki_ops::FeatureMap;
+
+use crate::settings::{LARGEST, Settings};
+use crate::suggest::unknown;
+use crate::{Error, Result};
+
+/// A paper's comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// TANGO and WANGO with other architectures, all of one size.
+    Tango,
+    /// Causal Energy Minimization with Llama: which half, how many steps, which diagonal, a preconditioner or none.
+    Cem,
+}
+
+impl Suite {
+    /// All of them.
+    pub const ALL: [Suite; 2] = [Suite::Tango, Suite::Cem];
+
+    /// `tango` or `cem`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Suite::Tango => "tango",
+            Suite::Cem => "cem",
+        }
+    }
+
+    /// The suite of that name.
+    ///
+    /// # Errors
+    /// Names the nearest when there is none.
+    pub fn named(name: &str) -> Result<Suite> {
+        let names = Suite::ALL.map(Suite::name);
+        Suite::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| Error::new(unknown("suite", name, &names)))
+    }
+
+    /// The models that are compared when nobody says which.
+    pub fn models(self) -> &'static [&'static str] {
+        match self {
+            Suite::Tango => &["tango", "wango", "recurrent", "untied", "gau", "flash"],
+            Suite::Cem => &[
+                "llama",
+                "cem-attention-t1",
+                "cem-attention-t2",
+                "cem-mlp-t1",
+                "cem-mlp-t2",
+                "cem-t1",
+                "cem-t2",
+                "cem-t1-none",
+                "cem-t2-none",
+                "cem-t1-per_head",
+                "cem-t2-per_head",
+                "cem-t1-r4",
+                "cem-t2-r4",
+            ],
+        }
+    }
+}
+
+/// The suite that a model belongs to.
+pub fn suite_of(name: &str) -> Suite {
+    if name == "llama" || variant_of(name).is_some() { Suite::Cem } else { Suite::Tango }
+}
+
+/// The models of all suites; there are more, see the [module](self).
+pub fn model_names() -> Vec<&'static str> {
+    Suite::ALL.iter().flat_map(|suite| suite.models()).copied().collect()
+}
+
+/// Whether there is such a model.
+pub fn is_model(name: &str) -> bool {
+    model_names().contains(&name) || variant(name).is_some() || name.parse::<CemVariant>().is_ok()
+}
+
+/// `name` itself, if there is such a model.
+///
+/// # Errors
+/// Names the nearest when there is none.
+pub fn checked(name: &str) -> Result<String> {
+    if is_model(name) {
+        return Ok(name.to_owned());
+    }
+    if let Some(found) = variant_of(name) {
+        return Err(Error::new(format!("unknown model `{name}`; did you mean `{found}`?")));
+    }
+    Err(Error::new(unknown("model", name, &model_names())))
+}
+
+/// The name of WANGO with this feature map and window, whatever the settings say.
+pub fn variant_name(feature_map: FeatureMap, window: usize) -> String {
+    format!("wango-{}-{window}", feature_map.name())
+}
+
+/// What [`variant_name`] was made from.
+pub fn variant(name: &str) -> Option<Window> {
+    let (map, size) = name.strip_prefix("wango-")?.split_once('-')?;
+    let window = Window { feature_map: map.parse().ok()?, size: size.parse().ok()? };
+    // One name for one model.
+    (variant_name(window.feature_map, window.size) == name).then_some(window)
+}
+
+/// Which halves of a block descend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Both.
+    Both,
+    /// Attention; the MLP is SwiGLU.
+    Attention,
+    /// The MLP; attention is plain.
+    Mlp,
+}
+
+/// What a name that begins with `cem` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CemVariant {
+    /// Which halves descend.
+    pub half: Half,
+    /// Steps T.
+    pub steps: usize,
+    /// Of the attention.
+    pub diagonal: Diagonal,
+    /// Of the preconditioners.
+    pub rank: Option<usize>,
+    /// The step size at the start.
+    pub eta: f64,
+}
+
+impl fmt::Display for CemVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.half {
+            Half::Both => "cem",
+            Half::Attention => "cem-attention",
+            Half::Mlp => "cem-mlp",
+        })?;
+        write!(f, "-t{}", self.steps)?;
+        if self.diagonal != Diagonal::Shared {
+            write!(f, "-{}", self.diagonal.name())?;
+        }
+        if let Some(rank) = self.rank {
+            write!(f, "-r{rank}")?;
+        }
+        if self.eta != 1.0 {
+            write!(f, "-eta{}", self.eta)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for CemVariant {
+    type Err = ();
+
+    /// Takes one spelling for one model: that of the display.
+    fn from_str(name: &str) -> std::result::Result<CemVariant, ()> {
+        variant_of(name).filter(|found| found.to_string() == name).ok_or(())
+    }
+}
+
+/// What a name means whose parts may stand in another order or say what is as usual.
+fn variant_of(name: &str) -> Option<CemVariant> {
+    let mut found = CemVariant { half: Half::Both, steps: 1, diagonal: Diagonal::Shared, rank: None, eta: 1.0 };
+    for part in name.strip_prefix("cem")?.split('-').skip(1) {
+        let number = |prefix: &str| part.strip_prefix(prefix)?.parse::<usize>().ok();
+        match part {
+            "attention" => found.half = Half::Attention,
+            "mlp" => found.half = Half::Mlp,
+            _ => {
+                if let Some(&diagonal) = Diagonal::ALL.iter().find(|d| d.name() == part) {
+                    found.diagonal = diagonal;
+                } else if let Some(steps) = number("t") {
+                    found.steps = steps;
+                } else if let Some(rank) = number("r") {
+                    found.rank = Some(rank);
+                } else {
+                    found.eta = part.strip_prefix("eta")?.parse().ok()?;
+                }
+            }
+        }
+    }
+    let head = name.split('-').next()?;
+    let sensible = (1..=MAX_DESCENT_STEPS).contains(&found.steps) && found.eta.is_finite() && found.eta > 0.0;
+    (head == "cem" && sensible && found.rank != Some(0)).then_some(found)
+}
+
+impl Settings {
+    /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
+    ///
+    /// # Errors
+    /// Names the nearest model when there is none of that name; says what does not fit.
+    pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
+        let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
+        self.check_sizes()?;
+        let transformer = |tied| {
+            let heads = self.transformer_heads;
+            Architecture::Transformer(TransformerConfig { d_model, heads, d_ff: 1, applications, tied, rope_base })
+        };
+        let architecture = match name {
+            name if name == "tango" || name == "wango" || variant(name).is_some() => {
+                let (heads, head_dim) = (self.heads, self.head_dim);
+                let window = match name {
+                    "tango" => None,
+                    "wango" => Some(Window { size: self.window, feature_map: self.feature_map()? }),
+                    name => variant(name),
+                };
+                if let Some(Window { size, .. }) = window.filter(|w| w.size > LARGEST) {
+                    return Err(Error::new(format!("window must be from 1 to {LARGEST}, found {size}")));
+                }
+                Architecture::Tango(TangoConfig {
+                    d_model,
+                    heads,
+                    head_dim,
+                    gate_width: heads,
+                    applications,
+                    tied: true,
+                    rope_base,
+                    window,
+                })
+            }
+            "recurrent" => transformer(true),
+            "untied" => transformer(false),
+            "gau" | "flash" => Architecture::Gau(GauConfig {
+                d_model,
+                key_width: self.key_width,
+                gate_width: 1,
+                applications,
+                tied: false,
+                rope_base,
+                chunk: (name == "flash").then_some(self.chunk),
+            }),
+            "llama" => Architecture::Cem(self.llama()?),
+            name => match name.parse() {
+                Ok(variant) => return self.cem(name, variant, n_vocab),
+                Err(()) => return checked(name).and_then(|_| unreachable!("`{name}` is in no suite")),
+            },
+        };
+        self.solved(name, architecture, n_vocab)
+    }
+
+    fn solved(&self, name: &str, architecture: Architecture, n_vocab: usize) -> Result<LanguageModelConfig> {
+        let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
+        architecture.check().map_err(|e| Error::new(e.to_string()))?;
+        Ok(LanguageModelConfig { n_vocab, architecture: solve_width(&architecture, self.params).map_err(failed)? })
+    }
+
+    /// The baseline of CEM, its feed-forward width to be solved for.
+    fn llama(&self) -> Result<CemConfig> {
+        let (d_model, heads) = (self.d_model, self.transformer_heads);
+        if !d_model.is_multiple_of(2 * heads) {
+            return Err(Error::new(format!(
+                "transformer_heads must divide d_model={d_model} into even widths, found {heads} heads"
+            )));
+        }
+        Ok(CemConfig {
+            d_model,
+            heads,
+            head_dim: d_model / heads,
+            d_ff: 1,
+            applications: self.blocks,
+            tied: false,
+            rope_base: 10_000.0,
+            attention: vec![AttentionKind::Mha],
+            mlp: vec![MlpKind::Swiglu],
+            diagonal: Diagonal::None,
+            rank: None,
+            steps: 1,
+            eta: 1.0,
+        })
+    }
+
+    fn cem(&self, name: &str, variant: CemVariant, n_vocab: usize) -> Result<LanguageModelConfig> {
+        let llama = self.llama()?;
+        let CemVariant { half, steps, diagonal, rank, eta } = variant;
+        let mut config = CemConfig { steps, diagonal, rank, eta, ..llama.clone() };
+        if half != Half::Mlp {
+            config.attention = kinds("cem_attention", &self.cem_attention, AttentionKind::Cem, AttentionKind::Mha)?;
+        }
+        if half != Half::Attention {
+            config.mlp = kinds("cem_mlp", &self.cem_mlp, MlpKind::Cem, MlpKind::Swiglu)?;
+        }
+        match self.cem_width.as_str() {
+            "own" => self.solved(name, Architecture::Cem(config), n_vocab),
+            "llama" => {
+                let solved = self.solved("llama", Architecture::Cem(llama), n_vocab)?.architecture;
+                let Architecture::Cem(llama) = solved else { unreachable!("the solver changes a width only") };
+                let architecture = Architecture::Cem(CemConfig { d_ff: llama.d_ff, ..config });
+                architecture.check().map_err(|e| Error::new(format!("model `{name}`: {e}")))?;
+                Ok(LanguageModelConfig { n_vocab, architecture })
+            }
+            other => Err(Error::new(unknown("cem_width", other, &CEM_WIDTHS))),
+        }
+    }
+
+    /// Whether the size of the model `name` is solved for [`Settings::params`].
+    pub fn sizes(&self, name: &str) -> bool {
+        self.cem_width == "own" || name.parse::<CemVariant>().is_err()
+    }
+
+    fn feature_map(&self) -> Result<FeatureMap> {
+        let names = FeatureMap::ALL.map(FeatureMap::name);
+        self.feature_map.parse().map_err(|_| Error::new(unknown("feature map", &self.feature_map, &names)))
+    }
+}
+
+/// The values of the setting `cem_width`.
+pub const CEM_WIDTHS: [&str; 2] = ["llama", "own"];
+
+/// The kinds of all layers, or one for all, from a list as `cem,plain`.
+fn kinds<K>(key: &str, list: &str, cem: K, plain: K) -> Result<Vec<K>>
+where
+    K: Copy,
+{
+    let kind = |word: &str| match word.trim() {
+        "cem" => Ok(cem),
+        "plain" => Ok(plain),
+        other => Err(Error::new(format!("{key} must be a list of `cem` and `plain`, found `{other}` in `{list}`"))),
+    };
+    list.split(',').map(kind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kumiki_models::accounting::block_params;
+
+    #[test]
+    fn variants_have_one_name_each() {
+        let settings = Settings::preset("nano").unwrap();
+        for (name, window) in
+            [("wango-elu1-64", Some((FeatureMap::Elu1, 64))), ("wango-elu1-064", None), ("wango-x-1", None)]
+        {
+            assert_eq!(variant(name).map(|w| (w.feature_map, w.size)), window, "{name}");
+            assert_eq!(settings.model(name, 256).is_ok(), window.is_some() && is_model(name));
+        }
+        assert!(settings.model("wango-elu1-0", 256).unwrap_err().to_string().contains("at least 1"));
+        assert!(settings.model("wango-elu1-9999999", 256).unwrap_err().to_string().contains("window must be from 1"));
+        let plain = Settings { window: 8, feature_map: "taylor2".into(), ..settings.clone() };
+        assert_eq!(settings.model("wango-taylor2-8", 256).unwrap(), plain.model("wango", 256).unwrap());
+        for name in ["cem-t1", "cem-mlp-t3", "cem-attention-t2-none", "cem-t8-per_head-r2-eta0.25"] {
+            assert_eq!(name.parse::<CemVariant>().unwrap().to_string(), name);
+            settings.model(name, 256).unwrap();
+        }
+        for (name, hint) in [
+            ("cem", "did you mean `cem-t1`?"),
+            ("cem-t01", "did you mean `cem-t1`?"),
+            ("cem-r4-t2", "did you mean `cem-t2-r4`?"),
+            ("cem-t2-shared", "did you mean `cem-t2`?"),
+            ("cem-t0", "unknown model `cem-t0`"),
+            ("cem-t1-r0", "unknown model `cem-t1-r0`"),
+            ("cem-t1-eta-1", "unknown model `cem-t1-eta-1`"),
+            ("cemt1", "unknown model `cemt1`"),
+            ("cem-t1-x", "unknown model `cem-t1-x`"),
+        ] {
+            assert!(!is_model(name));
+            for error in [settings.model(name, 256).unwrap_err(), checked(name).unwrap_err()] {
+                assert!(error.to_string().contains(hint), "{error}");
+            }
+        }
+        let error = settings.model("cem-t1-r33", 256).unwrap_err().to_string();
+        assert!(error.contains("rank must be from 1 to d_model=32, found 33"), "{error}");
+    }
+
+    #[test]
+    fn halves_are_as_small_as_the_paper_says() {
+        let settings = Settings::for_suite(Suite::Cem, "paper").unwrap();
+        let params = |name: &str| block_params(&settings.model(name, 256).unwrap().architecture) as f64;
+        let Architecture::Cem(llama) = settings.model("llama", 256).unwrap().architecture else { panic!() };
+        assert_eq!((llama.d_ff, llama.d_model, llama.heads, llama.applications), (2048, 768, 12, 12));
+        let (attention, mlp) = (12.0 * 4.0 * 768.0 * 768.0, 12.0 * 3.0 * 768.0 * 2048.0);
+        let saved = |name: &str| params("llama") - params(name);
+        assert!((saved("cem-attention-t1-none") / attention - 1.0 / 2.0).abs() < 1e-5);
+        assert!((saved("cem-mlp-t1") / mlp - 1.0 / 3.0).abs() < 1e-5);
+        assert!((saved("cem-t1-none") - (attention / 2.0 + mlp / 3.0)).abs() < 100.0);
+        assert_eq!(params("cem-t1"), params("cem-t8"), "steps have no parameters");
+    }
+
+    #[test]
+    fn layers_can_differ() {
+        let mut settings = Settings::preset("nano").unwrap();
+        settings.cem_attention = "plain,cem".into();
+        let Architecture::Cem(c) = settings.model("cem-t2", 256).unwrap().architecture else { panic!() };
+        assert_eq!((c.attention, c.mlp), (vec![AttentionKind::Mha, AttentionKind::Cem], vec![MlpKind::Cem]));
+        let Architecture::Cem(c) = settings.model("cem-mlp-t2", 256).unwrap().architecture else { panic!() };
+        assert_eq!(c.attention, [AttentionKind::Mha]);
+        for (list, phrase) in [
+            ("cem,cem,cem", "attention must name one kind for all layers or 2, found 3"),
+            ("cem,mha", "cem_attention must be a list of `cem` and `plain`, found `mha` in `cem,mha`"),
+            ("", "found `` in ``"),
+        ] {
+            settings.cem_attention = list.into();
+            let error = settings.model("cem-t2", 256).unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
+    }
+}
