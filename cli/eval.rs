@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use kumiki::models::LanguageModel;
+use kumiki::nn::Trace;
+use kumiki_train::cem;
 use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::data::Data;
 use kumiki_train::marks::Class;
@@ -24,6 +27,7 @@ use crate::table::thousands;
 Examples:
   kumiki eval --checkpoint runs/compare-tango-tiny-0/tango --data math
   kumiki eval --checkpoint runs/book --data book.txt --split train --tokens 100000
+  kumiki eval --checkpoint runs/cem --data book.txt --steps 8 --energy-tol 0.01
   kumiki eval --checkpoint runs/book --data book.txt --json")]
 pub struct Args {
     /// A folder with a trained model, or the file in it
@@ -38,9 +42,29 @@ pub struct Args {
     /// Which part of the text
     #[arg(long, value_enum, default_value_t = Split::Val)]
     split: Split,
+    #[command(flatten)]
+    steps: StepOptions,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// How layers that descend on an energy (those of Causal Energy Minimization) are run.
+#[derive(clap::Args)]
+pub struct StepOptions {
+    /// Steps of every descent, at most [default: as in training]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Descents (cem)")]
+    steps: Option<usize>,
+    /// A token takes no further step once its energy falls by less than this in one
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Descents (cem)")]
+    energy_tol: Option<f64>,
+}
+
+impl StepOptions {
+    /// Changes the model's descents as asked for, and gives a trace of the steps that they take then.
+    pub fn apply(&self, model: &mut LanguageModel) -> Result<Option<Trace>> {
+        cem::Steps { steps: self.steps, tolerance: self.energy_tol }.apply(model)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -67,7 +91,8 @@ impl Args {
     }
 
     fn evaluate(self) -> Result<()> {
-        let Checkpoint { model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
+        let Checkpoint { mut model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
+        let trace = self.steps.apply(&mut model)?;
         let settings = settings_of(&self.checkpoint, notes.get("settings"))?;
         let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
         if self.tokens == Some(0) {
@@ -91,6 +116,7 @@ impl Args {
         }
         let found = evaluate(&model, &windows, |_| {})
             .map_err(|e| Error::new(format!("`{}`: {e}", self.checkpoint.display())))?;
+        let mean_steps = trace.and_then(|trace| cem::mean_steps(&trace.take()));
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
         let of = |class| found.of(class).map(|(nll, _)| nll);
@@ -99,7 +125,7 @@ impl Args {
                 "checkpoint": self.checkpoint, "model": name, "step": notes.get("step").and_then(|s| s.parse::<u64>().ok()),
                 "data": self.data, "split": split, "tokens": found.tokens, "nll": found.nll, "perplexity": found.perplexity(),
                 "bits_per_byte": found.bits(), "answer_nll": of(Class::Answer), "proof_nll": of(Class::Proof),
-                "source_nll": of(Class::Source),
+                "source_nll": of(Class::Source), "mean_steps": mean_steps,
             }));
         }
         output::line(&format!(
@@ -112,6 +138,9 @@ impl Args {
         output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
         output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
         output::line(&format!("bits per byte  {:.4}", found.bits()))?;
+        if let Some(mean) = mean_steps {
+            output::line(&format!("steps          {mean:.3} of a token in a descent, on average"))?;
+        }
         for class in Class::ALL {
             if let Some((nll, count)) = found.of(class) {
                 let (label, count) = (format!("{} NLL", class.name()), thousands(count));

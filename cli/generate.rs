@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use kumiki::tensor::{DType, Rng};
 use kumiki_train::sample::{Sampling, generate};
 use kumiki_train::tokenizer::{ByteTokenizer, StreamDecoder};
-use kumiki_train::{Result, checkpoint};
+use kumiki_train::{Result, cem, checkpoint};
 
+use crate::eval::StepOptions;
 use crate::output;
 
 /// Continue a text with a trained model
@@ -40,6 +41,8 @@ pub struct Args {
     /// Seed of the choices
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, help_heading = "Sampling")]
     seed: u64,
+    #[command(flatten)]
+    steps: StepOptions,
 }
 
 impl Args {
@@ -47,7 +50,8 @@ impl Args {
         let sampling = Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p };
         sampling.check()?;
         output::in_pool(|| {
-            let model = checkpoint::load(&self.checkpoint, DType::F32)?.model;
+            let mut model = checkpoint::load(&self.checkpoint, DType::F32)?.model;
+            let trace = self.steps.apply(&mut model)?;
             let prompt = ByteTokenizer.encode(self.prompt.as_bytes());
             let mut decoder = StreamDecoder::default();
             output::text(&decoder.push_bytes(self.prompt.as_bytes()))?;
@@ -58,6 +62,9 @@ impl Args {
             });
             // The line ends after an error, too, or its sentence would go on with the text.
             let ended = if prompt.is_empty() { Ok(()) } else { output::line(&decoder.flush()) };
+            if let Some(mean) = trace.and_then(|trace| cem::mean_steps(&trace.take())) {
+                output::remark(&format!("{mean:.3} steps of a token in a descent, on average"));
+            }
             done.and(ended)
         })
     }

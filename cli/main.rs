@@ -2,6 +2,7 @@
 
 mod ablate;
 mod bench;
+mod cem;
 mod compare;
 mod eval;
 mod generate;
@@ -75,6 +76,8 @@ enum Command {
     Generate(generate::Args),
     Inference(inference::Args),
     Macs(macs::Args),
+    #[command(subcommand)]
+    Cem(cem::Command),
     Gradcheck(gradcheck::Args),
     #[command(subcommand)]
     Bench(bench::Command),
@@ -96,6 +99,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Generate(args) => args.run(),
         Command::Inference(args) => args.run(),
         Command::Macs(args) => args.run(),
+        Command::Cem(command) => command.run(),
         Command::Gradcheck(args) => args.run(),
         Command::Bench(command) => command.run(),
     }

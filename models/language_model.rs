@@ -1,7 +1,7 @@
 //! [`LanguageModel`]: a token table, blocks of one architecture, a norm, and the head tied to the table.
 
 use kumiki_autograd::{Tape, Var, checkpoint};
-use kumiki_nn::{Embedding, Init, Module, RmsNorm};
+use kumiki_nn::{Descent, Embedding, Init, Module, RmsNorm};
 use kumiki_ops as ops;
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -189,6 +189,18 @@ impl LanguageModel {
             config: config.clone(),
             checkpoint_activations: false,
         })
+    }
+
+    /// The descents of layers that minimise an energy, by the names of their halves, `blocks.0.attention`: to be read, or
+    /// changed. Empty for architectures that have none.
+    pub fn descents_mut(&mut self) -> Vec<(String, &mut Descent)> {
+        let mut found = Vec::new();
+        for (i, block) in self.blocks.iter_mut().enumerate() {
+            if let Block::Cem(block) = block {
+                found.extend(block.descents_mut().into_iter().map(|(half, d)| (format!("blocks.{i}.{half}"), d)));
+            }
+        }
+        found
     }
 
     /// The distinct trainable values without the token table.

@@ -20,7 +20,11 @@ pub struct Descent {
 
 /// What descents have noted, in the order of their calls; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Trace(Arc<Mutex<Vec<Call>>>);
+pub struct Trace {
+    calls: Arc<Mutex<Vec<Call>>>,
+    /// Whether the energy after the last step is wanted, too, which takes an evaluation more.
+    end: bool,
+}
 
 /// One descent of all tokens of a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,18 +33,29 @@ pub struct Call {
     pub tokens: usize,
     /// Steps that were taken, summed over tokens.
     pub steps: usize,
-    /// The mean energy over tokens before the first step, after the first, and so on.
+    /// The mean energy over tokens before the first step, after the first, and so on; of tokens that have stopped, the one
+    /// where they did.
     pub energies: Vec<f64>,
 }
 
 impl Trace {
+    /// Notes steps, and energies as far as they are met.
+    pub fn of_steps() -> Trace {
+        Trace::default()
+    }
+
+    /// Notes the energy after the last step, too.
+    pub fn of_energies() -> Trace {
+        Trace { end: true, ..Trace::default() }
+    }
+
     /// What has been noted so far, which is forgotten.
     pub fn take(&self) -> Vec<Call> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn note(&self, call: Call) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
     }
 }
 
@@ -94,7 +109,7 @@ impl Descent {
             x = ops::add(&x, &change);
         }
         if let Some(trace) = &self.trace {
-            if !stopped {
+            if trace.end && !stopped {
                 let energy = evaluate(self.steps, &x.detach(), true).energy.expect("asked for");
                 call.energies.push(mean(&energy.to_f64_vec()));
             }

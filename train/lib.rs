@@ -5,6 +5,7 @@ pub mod ablation;
 pub mod batches;
 pub mod bench;
 #[cfg(feature = "plots")]
+pub mod cem;
 pub mod chart;
 pub mod checkpoint;
 pub mod compare;
