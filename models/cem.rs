@@ -156,6 +156,7 @@ module!(MhaHalf { norm, ..attention });
 
 /// The second half of a block.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // as above
 pub enum MlpHalf {
     /// Plain, with its norm and residual.
     Swiglu(SwigluHalf),

@@ -97,13 +97,15 @@ pub fn is_model(name: &str) -> bool {
 /// # Errors
 /// Names the nearest when there is none.
 pub fn checked(name: &str) -> Result<String> {
-    if is_model(name) {
-        return Ok(name.to_owned());
+    if is_model(name) { Ok(name.to_owned()) } else { Err(unknown_model(name)) }
+}
+
+/// The sentence for a name that no model has.
+fn unknown_model(name: &str) -> Error {
+    match variant_of(name) {
+        Some(found) => Error::new(format!("unknown model `{name}`; did you mean `{found}`?")),
+        None => Error::new(unknown("model", name, &model_names())),
     }
-    if let Some(found) = variant_of(name) {
-        return Err(Error::new(format!("unknown model `{name}`; did you mean `{found}`?")));
-    }
-    Err(Error::new(unknown("model", name, &model_names())))
 }
 
 /// The name of WANGO with this feature map and window, whatever the settings say.
@@ -249,7 +251,7 @@ impl Settings {
             "llama" => Architecture::Cem(self.llama()?),
             name => match name.parse() {
                 Ok(variant) => return self.cem(name, variant, n_vocab),
-                Err(()) => return checked(name).and_then(|_| unreachable!("`{name}` is in no suite")),
+                Err(()) => return Err(unknown_model(name)),
             },
         };
         self.solved(name, architecture, n_vocab)

@@ -8,7 +8,8 @@ use serde_json::Value;
 /// A run of a few steps; the tests add what they are about.
 fn gp<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let quick = ["gp", "--preset", "nano", "--steps", "4", "--points", "8", "--batch", "4", "--eval-functions", "10"];
-    quick.iter().chain(more).copied().collect()
+    let quick = [&quick[..], &["--models", "transformer"]].concat();
+    quick.into_iter().chain(more.iter().copied()).collect()
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -26,7 +27,7 @@ fn timeless(results: &Value) -> Vec<Value> {
 fn a_nano_run_learns_and_leaves_everything() {
     let dir = Scratch::new();
     let out = dir.path("run");
-    let said = succeed(&["gp", "--preset", "nano", "--seeds", "0,1", "--out", &out]);
+    let said = succeed(&["gp", "--preset", "nano", "--models", "transformer", "--seeds", "0,1", "--out", &out]);
     for word in
         ["parameters", "RMSE", "exact posterior", "ratio", "after 1", "after 4", "after 15", " ± ", "128 held-out"]
     {
@@ -64,6 +65,22 @@ fn a_nano_run_learns_and_leaves_everything() {
     let checkpoint = dir.path("run/seed-1/transformer");
     let args = ["generate", "--checkpoint", &checkpoint, "--prompt", "a"];
     fail(1, &args, &["its format is `kumiki sequence regressor, version 1`; expected `kumiki language model"]);
+}
+
+#[test]
+fn all_models_are_trained_when_none_is_named() {
+    let dir = Scratch::new();
+    let out = dir.path("run");
+    succeed(&["gp", "--preset", "nano", "--out", &out]);
+    let results = json(&dir.path("run/results.json"));
+    let rows = results["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["model"].as_str().unwrap()).collect();
+    assert_eq!(names, ["transformer", "cem-t1", "cem-t2", "cem-t4", "cem-t8"]);
+    let floor = results["floor"]["rmse"].as_f64().unwrap();
+    for row in rows {
+        let (rmse, params) = (row["rmse"].as_f64().unwrap(), row["params"].as_f64().unwrap());
+        assert!(floor < rmse && rmse < 0.95 && (params / 6000.0 - 1.0).abs() < 0.02, "{row}");
+    }
 }
 
 #[test]

@@ -66,10 +66,10 @@ fn naive(dims: Dims, kind: Kind, v: &[Vec<f64>]) -> Vec<f64> {
             let p: Vec<f64> = scores.iter().map(|s| (s - greatest).exp() / sum).collect();
             let context: Vec<f64> = (0..width).map(|n| (0..=position).map(|j| p[j] * key(j)[n]).sum()).collect();
             let context = turn(&context, position, -1.0);
-            for c in 0..d_model {
-                y[c] += (0..width).map(|n| context[n] * w(n, c)).sum::<f64>();
+            for (c, y) in y.iter_mut().enumerate() {
+                *y += (0..width).map(|n| context[n] * w(n, c)).sum::<f64>();
                 if kind != Kind::None {
-                    y[c] += d(c) * (0..=position).map(|j| p[j] * history(j)[c]).sum::<f64>();
+                    *y += d(c) * (0..=position).map(|j| p[j] * history(j)[c]).sum::<f64>();
                 }
             }
         }
