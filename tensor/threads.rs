@@ -35,12 +35,20 @@ pub fn configured_threads() -> Result<usize, String> {
     Ok(std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
+/// Address space of a thread's stack.
+const STACK: usize = 2 << 20;
+
 fn new_pool(threads: usize) -> Result<rayon::ThreadPool, String> {
+    let refused = |e: &dyn std::fmt::Display| format!("the system refused to start {threads} threads: {e}");
+    // Asked for at once first: a thread that starts and then finds no room for its small things ends the process.
+    let room = memmap2::MmapOptions::new().len(threads * (STACK + STACK / 8)).no_reserve_swap().map_anon();
+    drop(room.map_err(|e| refused(&e))?);
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
+        .stack_size(STACK)
         .thread_name(|i| format!("kumiki-{i}"))
         .build()
-        .map_err(|e| format!("the system refused to start {threads} threads: {e}"))
+        .map_err(|e| refused(&e))
 }
 
 /// Starts the pool, so that what can go wrong with it is told before any work: otherwise its first use starts it.
