@@ -158,7 +158,8 @@ fn query_tile<E: Number>(
     let (stride, width, k_stride) = (leading::<E>(queries), p.k.width, leading::<E>(p.k.width));
     let d_model = p.diagonal.as_ref().map_or(0, |g| g.x.width);
     let d_stride = if d_model > 0 { leading::<E>(d_model) } else { 0 };
-    let (tile_size, group_size) = (keys * stride, if d_model > 0 { keys * stride } else { 0 });
+    // Of one size for all tiles, however many keys they see: the pool then has one kind of buffer.
+    let (tile_size, group_size) = (p.keys * stride, if d_model > 0 { p.keys * stride } else { 0 });
     let sizes = [
         queries * k_stride,
         width * stride,
@@ -209,8 +210,8 @@ fn query_tile<E: Number>(
             dm.fill(queries, widths, stride, |c, out| times_d(up.dm.row(batch, i + c, 0), E::ONE, out));
             tile.transposed_product((history, d_stride), d_model, x.columns, base);
             tile.transposed_product((history, d_stride), d_model, dm.columns, dbase);
-            total.fill(E::ZERO);
-            slopes.fill(E::ZERO);
+            total[..keys * stride].fill(E::ZERO);
+            slopes[..keys * stride].fill(E::ZERO);
         }
         for head in group * heads..(group + 1) * heads {
             let scaled = |c: usize, out: &mut [E]| {

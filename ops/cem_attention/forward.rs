@@ -64,16 +64,17 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
     let (stride, width, k_stride) = (leading::<E>(queries), p.k.width, leading::<E>(p.k.width));
     let d_model = p.diagonal.as_ref().map_or(0, |g| g.x.width);
     let d_stride = if d_model > 0 { leading::<E>(d_model) } else { 0 };
-    let group_keys = if d_model > 0 { keys } else { 0 };
+    // Of one size for all tiles, however many keys they see: the pool then has one kind of buffer.
+    let (tile_size, group_size) = (p.keys * stride, if d_model > 0 { p.keys * stride } else { 0 });
     let sizes = [
         width * stride,
-        keys * stride,
+        tile_size,
         queries * k_stride,
         stride,
         d_model * stride,
         queries * d_stride,
-        group_keys * stride,
-        group_keys * stride,
+        group_size,
+        group_size,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
     let [q, scores, context, lse, x, rows, base, total] = scratch.parts::<E, 8>(sizes);
@@ -97,7 +98,7 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
             let (factor, count) = (E::ONE, queries);
             TransposeRows { from: rows, step: d_stride, width: d_model, count, factor, out: x, stride }.run();
             tile.transposed_product((history, d_stride), d_model, x, base);
-            total.fill(E::ZERO);
+            total[..keys * stride].fill(E::ZERO);
         }
         for head in group * heads..(group + 1) * heads {
             let (from, step) = (p.q.from(batch, i, head), p.q.time_stride());

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kumiki_autograd::{Tape, Var};
 use kumiki_ops::{
-    AttentionOptions, MixedChunk, WindowedPrefix, attention, causal_attention, gate_aggregate, gate_aggregate_mul,
-    gau_attention_mul, mixed_chunk_attention_mul, reshape, windowed_prefix_mul,
+    AttentionOptions, CemDiagonal, MixedChunk, WindowedPrefix, attention, causal_attention, cem_attention,
+    gate_aggregate, gate_aggregate_mul, gau_attention_mul, mixed_chunk_attention_mul, reshape, windowed_prefix_mul,
 };
 use kumiki_tensor::{DType, Rng, Tensor, memory_stats, release_cached_memory, reset_peak};
 
@@ -65,26 +65,34 @@ fn no_square_array_exists() {
     // Live at once with the backward pass, each of half a `row_bytes`: output, its gradient, four partial dq of blocks
     // of keys, dq, dk, dv, and tiles; the gates' operators also hold normalised q and k and the gradients of both; the product and its dv.
     // A windowed prefix has features besides, and a head's keys with their gradients are copied.
-    let operators: [(&str, usize, Operator); 7] = [
-        ("causal_attention", 7, |x| causal_attention(&x[0], &x[1], &x[2])),
-        ("attention", 7, |x| attention(&x[0], &x[1], &x[2], &AttentionOptions::default())),
-        ("gate_aggregate", 8, |x| gate_aggregate(&x[0], &x[1], &x[2], &x[4])),
-        ("gate_aggregate_mul", 9, |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &x[4], &x[3])),
-        ("windowed_prefix_mul", 12, |x| {
+    // A step of CEM has whole rows of weights: tiles of T × 48 a thread, three forward and six backward, and gradients of keys
+    // and history in eight parts; a square would be 32 rows more.
+    let operators: [(&str, [usize; 2], Operator); 8] = [
+        ("causal_attention", [2, 7], |x| causal_attention(&x[0], &x[1], &x[2])),
+        ("attention", [2, 7], |x| attention(&x[0], &x[1], &x[2], &AttentionOptions::default())),
+        ("gate_aggregate", [2, 8], |x| gate_aggregate(&x[0], &x[1], &x[2], &x[4])),
+        ("gate_aggregate_mul", [2, 9], |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &x[4], &x[3])),
+        ("windowed_prefix_mul", [2, 12], |x| {
             let (q, k, phi_q, phi_k, g, tau) = (&x[0], &x[1], &x[0], &x[1], &x[2], &x[4]);
             windowed_prefix_mul(WindowedPrefix { q, k, phi_q, phi_k, g, tau, window: 128 }, &x[3])
         }),
-        ("gau_attention_mul", 9, |x| {
+        ("gau_attention_mul", [2, 9], |x| {
             let [q, k, v, u] = [0, 1, 2, 3].map(|i| reshape(&x[i], &[1, T, H * WIDTH]));
             gau_attention_mul(&q, &k, &v, &u)
         }),
-        ("mixed_chunk_attention_mul", 9, |x| {
+        ("mixed_chunk_attention_mul", [2, 9], |x| {
             let [q, k, v, u] = [0, 1, 2, 3].map(|i| reshape(&x[i], &[1, T, H * WIDTH]));
             let operands = MixedChunk { q: &q, k: &k, linear_q: &q, linear_k: &k, v: &v, chunk: 256 };
             mixed_chunk_attention_mul(operands, &u)
         }),
+        ("cem_attention", [7, 24], |x| {
+            let [point, history] = [0, 2].map(|i| reshape(&x[i], &[1, T, H * WIDTH]));
+            let wq = Var::constant(Tensor::full(DType::F32, &[H, WIDTH, H * WIDTH], 0.01));
+            let d = Var::constant(Tensor::full(DType::F32, &[H * WIDTH], 0.1));
+            cem_attention(&point, &wq, &x[1], Some(CemDiagonal { d: &d, history: &history }), 1e4).direction
+        }),
     ];
-    for (name, rows_with_backward, operator) in operators {
+    for (name, rows, operator) in operators {
         let forward = extra(|| {
             let x: Vec<Var> = x.iter().chain([&tau]).map(|t| Var::constant(t.clone())).collect();
             operator(&x);
@@ -100,7 +108,7 @@ fn no_square_array_exists() {
         println!(
             "{name}: (live, taken) {forward:?} bytes forward, {both:?} with backward; rows {row_bytes}, square {square}"
         );
-        for ((live, taken), rows) in [(forward, 2), (both, rows_with_backward)] {
+        for ((live, taken), rows) in [forward, both].into_iter().zip(rows) {
             assert!(live < rows * row_bytes, "{name}: {live} bytes live at once, {row_bytes} for rows");
             assert!(taken < (rows + 4) * row_bytes, "{name}: {taken} bytes taken, {row_bytes} for rows");
         }
