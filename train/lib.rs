@@ -4,8 +4,8 @@
 pub mod ablation;
 pub mod batches;
 pub mod bench;
-#[cfg(feature = "plots")]
 pub mod cem;
+#[cfg(feature = "plots")]
 pub mod chart;
 pub mod checkpoint;
 pub mod compare;
@@ -33,9 +33,9 @@ pub mod suggest;
 pub mod summary;
 pub mod tokenizer;
 pub mod trainer;
+pub mod zoo;
 
 pub use error::{Error, Result};
 
 #[cfg(test)]
 mod scratch;
-pub mod zoo;
