@@ -18,7 +18,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Upstream, Weighting};
+use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Weighting};
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
 
@@ -149,7 +149,7 @@ impl Plan {
             v: Rows::new(v),
             scale: crate::simd::Real::from_f64(self.scale),
             weighting: Weighting::Softmax,
-            causal: self.causal,
+            sees: if self.causal { Sees::Causal } else { Sees::All },
             key_mask: mask.as_deref(),
             bounds: &vec![None; self.heads],
         })

@@ -22,7 +22,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting, with_kept_factors};
+use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Sees, Upstream, Weighting, with_kept_factors};
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
 use crate::registry::{BenchCase, OpCase};
@@ -125,7 +125,7 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], f: impl FnOnce(
         v: Rows::new(g),
         scale: E::ONE,
         weighting: Weighting::Softmax,
-        causal: true,
+        sees: Sees::Causal,
         key_mask: None,
         bounds: &tau.iter().map(bound).collect::<Vec<_>>(),
     })

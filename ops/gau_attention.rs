@@ -22,7 +22,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, threads};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Upstream, Weighting, with_kept_factors};
+use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Sees, Upstream, Weighting, with_kept_factors};
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -171,7 +171,7 @@ impl GauBackward {
             v: Rows::new(&self.v),
             scale: E::ONE,
             weighting: Weighting::SquaredRelu,
-            causal: true,
+            sees: Sees::Causal,
             key_mask: None,
             bounds: &vec![None; blocks],
         })

@@ -23,6 +23,7 @@ mod cross_entropy;
 mod cross_entropy_from_hidden;
 mod cumsum;
 mod dropout;
+mod dual_attention;
 mod elementwise;
 mod embedding;
 mod feature_map;
@@ -75,6 +76,7 @@ pub use cross_entropy::{counted_targets, cross_entropy, cross_entropy_rows, cros
 pub use cross_entropy_from_hidden::{cross_entropy_from_hidden, cross_entropy_from_hidden_sum};
 pub use cumsum::cumsum;
 pub use dropout::dropout;
+pub use dual_attention::{BlockStarts, DualAttention, DualSees, dual_attention};
 pub use embedding::embedding;
 pub use feature_map::{FeatureMap, feature_map};
 pub use gate_aggregate::{gate_aggregate, gate_aggregate_mul};

@@ -61,7 +61,13 @@ pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool
 fn key_blocks<E: Number>(p: &Problem<E>) -> Vec<Range<usize>> {
     let tiles = p.keys.div_ceil(KEYS);
     let wanted = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_BLOCKS).min(tiles.div_ceil(4)).max(1);
-    let pairs = |tile: usize| p.queries - first_query(p, tile * KEYS).min(p.queries);
+    let tiles_of_queries: Vec<_> = (0..p.batch).flat_map(|batch| {
+        p.tiles(batch, KEYS).into_iter().map(move |queries| (queries.len(), p.seen(batch, &queries)))
+    }).collect();
+    let pairs = |tile: usize| {
+        let keys = tile * KEYS..p.keys.min((tile + 1) * KEYS);
+        tiles_of_queries.iter().map(|(queries, seen)| queries * common(seen, &keys).len()).sum()
+    };
     let blocks = balanced(tiles, wanted, pairs).into_iter();
     blocks.map(|tiles| tiles.start * KEYS..p.keys.min(tiles.end * KEYS)).collect()
 }
@@ -80,9 +86,10 @@ pub(crate) fn balanced(items: usize, wanted: usize, cost: impl Fn(usize) -> usiz
     ends.windows(2).filter(|w| w[0] < w[1] || w[1] == 0).map(|w| w[0]..w[1]).collect()
 }
 
-/// The first query that sees key `j`.
-fn first_query<E: Number>(p: &Problem<E>, j: usize) -> usize {
-    if p.causal { j.saturating_sub(p.keys - p.queries) } else { 0 }
+/// What two ranges have in common; an empty range where that is nothing.
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
 }
 
 /// The sum of `dq` over blocks, `[blocks · B, T, H, K]` to `[B, T, H, K]`.
@@ -160,21 +167,18 @@ fn key_block<E: Number>(
     let needs = [dq_out, dk_out, dv_out].map(Option::is_some);
     let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
 
-    for i in (0..p.queries).step_by(size) {
-        let queries = size.min(p.queries - i);
+    for queries in p.tiles(batch, size) {
+        let seen = common(&p.seen(batch, &queries), &range);
+        let (i, queries) = (queries.start, queries.len());
         buffers.dq.fill(E::ZERO);
-        let seen = i + queries > first_query(p, range.start) && !range.is_empty();
         // All queries pass by the first block.
         let dgate = dgate_out.as_ref().filter(|_| block == 0);
-        if seen || dgate.is_some() {
+        if !seen.is_empty() || dgate.is_some() {
             buffers.pack(p, up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride }, dgate);
         }
-        for j in range.clone().step_by(KEYS).take_while(|_| seen && needs.contains(&true)) {
-            let keys = KEYS.min(range.end - j);
+        for j in seen.clone().step_by(KEYS).take_while(|_| needs.contains(&true)) {
+            let keys = KEYS.min(seen.end - j);
             let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
-            if tile.diagonal + (queries as isize) <= 0 {
-                break;
-            }
             buffers.pair(p, tile, j - range.start, needs);
         }
         if let Some(out) = dq_out {

@@ -24,29 +24,38 @@ pub(crate) struct Attended {
 
 /// Attention, and its product with `gate` `[B, T_q, H, G]` if there is one; `keep` says whether `out` is wanted then.
 pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: bool) -> Attended {
-    count(|c| c.pair += (p.pairs() * (p.k.width + p.v.width)) as u64);
+    forward_over(std::slice::from_ref(p), gate, keep)
+}
+
+/// As [`forward`] with one softmax over several sets of keys: problems of the same queries, weighting, and blocks if there
+/// are any.
+pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Rows<E>>, keep: bool) -> Attended {
+    let p = &sets[0];
+    count(|c| c.pair += sets.iter().map(|p| (p.pairs() * (p.k.width + p.v.width)) as u64).sum::<u64>());
     let shape = [p.batch, p.queries, p.heads, p.v.width];
     let mut out = (keep || gate.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
     let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
     let mut lse = (p.weighting == Weighting::Softmax).then(|| Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]));
     // With one key the backward must find a weight of exactly 1, from a score that is rounded alike.
-    if p.queries == 1 && p.keys > 1 && p.key_mask.is_none() {
+    if p.queries == 1 && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
         let outputs = [&mut out, &mut gated, &mut lse].map(|t| t.as_mut().map(|t| t.as_mut_slice::<E>()));
-        single::forward(p, gate, outputs);
+        single::forward(sets, gate, outputs);
         return Attended { out, gated, lse };
     }
     let size = tile_queries::<E>(p.queries, KEYS + leading::<E>(p.v.width));
-    let tiles = p.queries.div_ceil(size);
+    let of_batch: Vec<_> = (0..p.batch).map(|batch| p.tiles(batch, size)).collect();
+    let tasks: Vec<_> = (0..p.batch * p.heads)
+        .flat_map(|head| of_batch[head / p.heads].iter().map(move |tile| (head, tile.clone())))
+        .collect();
     let outputs = Outputs {
         out: out.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         lse: lse.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
     };
-    let cost = size * p.keys * (p.k.width + p.v.width);
-    threads::parallel_for(p.batch * p.heads * tiles, cost, |task| {
-        let (head, tile) = (task / tiles, task % tiles);
-        let i = tile * size;
-        query_tile(p, gate, (head / p.heads, head % p.heads), i..p.queries.min(i + size), &outputs);
+    let cost = size * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width);
+    threads::parallel_for(tasks.len(), cost, |task| {
+        let (head, tile) = &tasks[task];
+        query_tile(sets, gate, (head / p.heads, head % p.heads), tile.clone(), &outputs);
     });
     Attended { out, gated, lse }
 }
@@ -58,15 +67,15 @@ struct Outputs<'a, E> {
 }
 
 fn query_tile<E: Number>(
-    p: &Problem<E>,
+    sets: &[Problem<E>],
     gate: Option<&Rows<E>>,
     (batch, head): (usize, usize),
     range: Range<usize>,
     outputs: &Outputs<E>,
 ) {
-    let (i, queries) = (range.start, range.len());
+    let (p, i, queries) = (&sets[0], range.start, range.len());
     let (stride, v_stride) = (leading::<E>(queries), leading::<E>(p.v.width));
-    let key_rows = KEYS.min(p.keys);
+    let key_rows = KEYS.min(sets.iter().map(|p| p.keys).max().unwrap_or(0));
     let sizes =
         [p.k.width * stride, key_rows * stride, key_rows * v_stride, queries * v_stride, stride, stride, stride];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
@@ -79,12 +88,12 @@ fn query_tile<E: Number>(
     // Weights that nothing divides need no shift.
     let fixed = p.bounds[head].is_some() || p.weighting == Weighting::SquaredRelu;
     let mut started = false;
-    for j in (0..p.keys).step_by(KEYS) {
-        let keys = KEYS.min(p.keys - j);
+    let tiles = sets.iter().flat_map(|p| {
+        let seen = p.seen(batch, &range);
+        (seen.start..seen.end).step_by(KEYS).map(move |j| (p, j, KEYS.min(seen.end - j)))
+    });
+    for (p, j, keys) in tiles {
         let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
-        if tile.diagonal + (queries as isize) <= 0 {
-            break;
-        }
         if p.mask(batch, j..j + keys).is_some_and(|mask| !mask.contains(&true)) {
             continue;
         }

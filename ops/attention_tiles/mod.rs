@@ -1,5 +1,5 @@
-//! Attention in tiles, forward and backward: what `causal_attention`, `attention`, `gate_aggregate` and `gau_attention`
-//! share.
+//! Attention in tiles, forward and backward: what `causal_attention`, `attention`, `dual_attention`, `gate_aggregate` and
+//! `gau_attention` share.
 //!
 //! For every batch entry and head, `s_ij = scale · q_i·k_j` over the visible keys and `out_i = Σ_j p_ij v_j`, with weights
 //! `p_ij = softmax_j(s_ij)` or `relu(s_ij)²`, see [`Weighting`]. A query that sees no key gets 0. Scores exist only as tiles of [`KEYS`] × [`tile_queries`], keys in rows:
@@ -25,10 +25,11 @@ use std::ops::Range;
 use kumiki_autograd::Var;
 use kumiki_tensor::{Element, Tensor};
 
+use crate::dual_attention::BlockStarts;
 use crate::simd::{Kernel, Lanes, Real};
 
 pub(crate) use backward::{Upstream, backward, balanced};
-pub(crate) use forward::{Attended, forward};
+pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
 pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
@@ -104,6 +105,19 @@ pub(crate) enum Weighting {
     SquaredRelu,
 }
 
+/// Which keys a query sees, masked ones aside.
+#[derive(Clone, Copy)]
+pub(crate) enum Sees<'a> {
+    /// All.
+    All,
+    /// Query `i` those up to `i + T_k - T_q`.
+    Causal,
+    /// Query `i` those of its block up to itself; there are as many keys as queries.
+    OwnBlock(&'a BlockStarts),
+    /// Query `i` those of the blocks before its own; likewise.
+    EarlierBlocks(&'a BlockStarts),
+}
+
 /// What to attend to and how.
 pub(crate) struct Problem<'a, E> {
     pub batch: usize,
@@ -118,8 +132,7 @@ pub(crate) struct Problem<'a, E> {
     pub v: Rows<'a, E>,
     pub scale: E,
     pub weighting: Weighting,
-    /// Query `i` sees keys up to `i + T_k - T_q`.
-    pub causal: bool,
+    pub sees: Sees<'a>,
     /// `[B, T_k]`: the keys that may be seen; all when absent.
     pub key_mask: Option<&'a [bool]>,
     /// A bound of all scores of a head, where one is known that no score lies far below.
@@ -130,17 +143,43 @@ impl<E: Number> Problem<'_, E> {
     /// For the tile of queries from `i` and keys from `j`: key `r` of the tile is visible to query `c` of the tile when
     /// `r <= c + diagonal`.
     fn diagonal(&self, i: usize, j: usize) -> isize {
-        if self.causal { (i + self.keys - self.queries) as isize - j as isize } else { isize::MAX / 2 }
+        match self.sees {
+            Sees::Causal | Sees::OwnBlock(_) => (i + self.keys - self.queries) as isize - j as isize,
+            Sees::All | Sees::EarlierBlocks(_) => isize::MAX / 2,
+        }
+    }
+
+    /// The keys that some of `queries` sees, which are queries of one block. Within them only the diagonal hides any.
+    fn seen(&self, batch: usize, queries: &Range<usize>) -> Range<usize> {
+        match self.sees {
+            Sees::All => 0..self.keys,
+            Sees::Causal => 0..self.keys - self.queries + queries.end,
+            Sees::OwnBlock(blocks) => blocks.start_of(batch, queries.start)..queries.end,
+            Sees::EarlierBlocks(blocks) => 0..blocks.start_of(batch, queries.start),
+        }
+    }
+
+    /// The queries of a batch entry in tiles of at most `size`, each within one block.
+    fn tiles(&self, batch: usize, size: usize) -> Vec<Range<usize>> {
+        let starts = match self.sees {
+            Sees::All | Sees::Causal => &[][..],
+            Sees::OwnBlock(blocks) | Sees::EarlierBlocks(blocks) => blocks.of(batch),
+        };
+        let ends = starts.iter().copied().chain([self.queries]);
+        let begins = [0].into_iter().chain(starts.iter().copied());
+        let tiles = |(begin, end): (usize, usize)| {
+            (begin..end).step_by(size).map(move |i| i..end.min(i + size)).collect::<Vec<_>>()
+        };
+        begins.zip(ends).flat_map(tiles).collect()
     }
 
     /// Pairs of a query and a key that it sees, over batch entries and heads.
     fn pairs(&self) -> usize {
-        let limit = |i: usize| if self.causal { i + 1 + self.keys - self.queries } else { self.keys };
-        let seen = |batch: usize, keys: usize| match self.key_mask {
-            None => keys,
-            Some(mask) => mask[batch * self.keys..][..keys].iter().filter(|&&seen| seen).count(),
+        let count = |batch: usize, keys: Range<usize>| match self.key_mask {
+            None => keys.len(),
+            Some(mask) => mask[batch * self.keys..][keys].iter().filter(|&&seen| seen).count(),
         };
-        let of = |batch| (0..self.queries).map(|i| seen(batch, limit(i))).sum::<usize>();
+        let of = |batch| (0..self.queries).map(|i| count(batch, self.seen(batch, &(i..i + 1)))).sum::<usize>();
         (0..self.batch).map(of).sum::<usize>() * self.heads
     }
 

@@ -10,20 +10,24 @@ use crate::simd::{self, add_weighted_rows, row_dots};
 /// Keys of a task.
 const PART: usize = 1024;
 
-/// Fills `out`, `gated` and `lse` as far as they are asked for. The query sees all keys.
+/// Fills `out`, `gated` and `lse` as far as they are asked for. The query sees all keys of all sets that are not masked.
 pub(super) fn forward<E: Number>(
-    p: &Problem<E>,
+    sets: &[Problem<E>],
     gate: Option<&Rows<E>>,
     [mut out, mut gated, mut lse]: [Option<&mut [E]>; 3],
 ) {
-    let (values, parts) = (p.v.width, p.keys.div_ceil(PART));
+    let p = &sets[0];
+    let of_head: Vec<(&Problem<E>, usize)> =
+        sets.iter().flat_map(|p| (0..p.keys).step_by(PART).map(move |j| (p, j))).collect();
+    let (values, parts) = (p.v.width, of_head.len());
     // Of each part: the sums of weighted values, of weights, and the shift under which they are.
     let width = values + 2;
     let mut sums = vec![E::ZERO; p.batch * p.heads * parts * width];
-    let cost = p.keys.min(PART) * (p.k.width + values);
+    let cost = p.keys.clamp(1, PART) * (p.k.width + values);
     threads::parallel_chunks_mut(&mut sums, width, cost, |task, sums| {
         let (head, part) = (task / parts, task % parts);
-        key_part(p, (head / p.heads, head % p.heads), part * PART, sums);
+        let (p, j) = of_head[part];
+        key_part(p, (head / p.heads, head % p.heads), j, sums);
     });
     for head in 0..p.batch * p.heads {
         let parts = || sums[head * parts * width..][..parts * width].chunks_exact(width);
@@ -65,6 +69,10 @@ fn key_part<E: Number>(p: &Problem<E>, (batch, head): (usize, usize), j: usize, 
     let weights = &mut weights[..keys];
     row_dots(weights, p.q.row(batch, 0, head), p.k.from(batch, j, head), p.k.time_stride());
     weights.iter_mut().for_each(|s| *s *= p.scale);
+    let mask = p.mask(batch, j..j + keys);
+    if let Some(mask) = mask {
+        weights.iter_mut().zip(mask).filter(|(_, seen)| !**seen).for_each(|(s, _)| *s = E::NEG_INFINITY);
+    }
     let (acc, rest) = sums.split_at_mut(p.v.width);
     match p.weighting {
         Weighting::Softmax => {
@@ -77,7 +85,14 @@ fn key_part<E: Number>(p: &Problem<E>, (batch, head): (usize, usize), j: usize, 
         // In this order a NaN stays one.
         Weighting::SquaredRelu => weights.iter_mut().for_each(|s| *s = if *s < E::ZERO { E::ZERO } else { *s * *s }),
     }
-    add_weighted_rows(acc, weights, p.v.from(batch, j, head), p.v.time_stride());
+    // Values of masked keys must not even be multiplied with 0, for they may be NaN: runs of the others, one by one.
+    let mut r = 0;
+    while r < keys {
+        let seen = |r: usize| mask.is_none_or(|mask| mask[r]);
+        let run = (r..keys).take_while(|&r| seen(r)).count();
+        add_weighted_rows(acc, &weights[r..r + run], p.v.from(batch, j + r, head), p.v.time_stride());
+        r += run + 1;
+    }
 }
 
 #[cfg(test)]
