@@ -135,6 +135,7 @@ impl Args {
             Architecture::Transformer(c) => c.d_ff,
             Architecture::Gau(c) => c.gate_width,
             Architecture::Cem(c) => c.d_ff,
+            Architecture::Decoder(c) => c.d_ff,
         };
         let halves = match architecture {
             Architecture::Cem(c) => {

@@ -45,6 +45,7 @@ fn params_of_layer(architecture: &Architecture, layer: usize) -> u128 {
             let (attention, mlp) = cem_halves(c, layer);
             attention + mlp
         }
+        Architecture::Decoder(c) => 2 * d + 4 * d * d + 2 * c.d_ff as u128 * d,
     }
 }
 
@@ -93,6 +94,7 @@ pub fn checked_total_params(config: &LanguageModelConfig) -> Option<usize> {
         Architecture::Transformer(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
         Architecture::Gau(c) => &[c.d_model, c.key_width, c.gate_width, c.applications],
         Architecture::Cem(c) => &[c.d_model, c.heads, c.head_dim, c.d_ff, c.applications],
+        Architecture::Decoder(c) => &[c.d_model, c.heads, c.d_ff, c.applications],
     };
     // At most four sizes and a small number are multiplied, one of them the applications.
     let plausible = sizes.iter().chain([&config.n_vocab]).all(|&size| (size as u64) < 1 << 36)
@@ -175,6 +177,7 @@ fn layer_macs(architecture: &Architecture, layer: usize, t: u64, pairs: Pairs) -
             };
             (attention + mlp, near_pairs(t, t, pairs) * pair, 0)
         }
+        Architecture::Decoder(c) => (4 * d * d + 2 * c.d_ff as u64 * d, near_pairs(t, t, pairs) * 2 * d, 0),
     }
 }
 
@@ -200,6 +203,7 @@ fn layer_state(architecture: &Architecture, layer: usize, t: u64) -> u64 {
             }
         }
         Architecture::Transformer(c) => t * 2 * c.d_model as u64,
+        Architecture::Decoder(c) => t * 2 * c.d_model as u64,
         Architecture::Gau(c) => {
             let (s, e) = (c.key_width as u64, c.gate_width as u64);
             match c.chunk.map(|chunk| chunk as u64) {
@@ -228,6 +232,7 @@ pub fn saved_numbers(architecture: &Architecture, layer: usize) -> u64 {
             2 * c.d_model + 1 + 2 * c.heads * (c.head_dim + features) + 4 * c.gate_width + c.heads
         }
         Architecture::Transformer(c) => 8 * c.d_model + 2 + c.heads + 3 * c.d_ff,
+        Architecture::Decoder(c) => 8 * c.d_model + 2 + c.heads + 2 * c.d_ff,
         Architecture::Gau(c) => 2 * c.d_model + 1 + (2 + c.vectors()) * c.key_width + 5 * c.gate_width,
         Architecture::Cem(c) => {
             let (d, keys, norm) = (c.d_model, c.heads * c.head_dim, 2 * c.d_model + 1);

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::block_cache::BlockCache;
 use crate::cem::{CemBlock, CemConfig};
 use crate::gau::{GauBlock, GauConfig};
+use crate::gelu::{GeluConfig, GeluLayer};
 use crate::tango::{TangoBlock, TangoConfig};
 use crate::transformer::{TransformerBlock, TransformerConfig};
 
@@ -27,6 +28,8 @@ pub enum Architecture {
     Gau(GauConfig),
     /// Causal Energy Minimization, and Llama.
     Cem(CemConfig),
+    /// Attention and a GELU MLP: the decoder-only baseline of double decoders.
+    Decoder(GeluConfig),
 }
 
 /// Everything that determines a model but its parameters' values.
@@ -50,6 +53,7 @@ impl Architecture {
             Architecture::Transformer(c) => c.check(),
             Architecture::Gau(c) => c.check(),
             Architecture::Cem(c) => c.check(),
+            Architecture::Decoder(c) => c.check(),
         }
         .map_err(Error::new)
     }
@@ -61,6 +65,7 @@ impl Architecture {
             Architecture::Transformer(c) => c.d_model,
             Architecture::Gau(c) => c.d_model,
             Architecture::Cem(c) => c.d_model,
+            Architecture::Decoder(c) => c.d_model,
         }
     }
 
@@ -71,6 +76,7 @@ impl Architecture {
             Architecture::Transformer(c) => c.applications,
             Architecture::Gau(c) => c.applications,
             Architecture::Cem(c) => c.applications,
+            Architecture::Decoder(c) => c.applications,
         }
     }
 
@@ -81,6 +87,7 @@ impl Architecture {
             Architecture::Transformer(c) => c.tied,
             Architecture::Gau(c) => c.tied,
             Architecture::Cem(c) => c.tied,
+            Architecture::Decoder(_) => false,
         }
     }
 
@@ -91,6 +98,10 @@ impl Architecture {
             Architecture::Transformer(c) => Block::Transformer(TransformerBlock::new(c, init)),
             Architecture::Gau(c) => Block::Gau(GauBlock::new(c, init)),
             Architecture::Cem(c) => Block::Cem(CemBlock::new(c, layer, init)),
+            Architecture::Decoder(c) => {
+                let out_gain = 1.0 / (2.0 * c.applications as f64).sqrt();
+                Block::Decoder(GeluLayer::new(c, out_gain, init))
+            }
         }
     }
 }
@@ -107,6 +118,8 @@ pub enum Block {
     Gau(GauBlock),
     /// See [`CemBlock`].
     Cem(CemBlock),
+    /// See [`GeluLayer`].
+    Decoder(GeluLayer),
 }
 kumiki_nn::module!(
     enum Block {
@@ -114,6 +127,7 @@ kumiki_nn::module!(
         Transformer,
         Gau,
         Cem,
+        Decoder,
     }
 );
 
@@ -126,6 +140,7 @@ impl Block {
             Block::Transformer(b) => b.forward(tape, h, cache),
             Block::Gau(b) => b.forward(tape, h, cache),
             Block::Cem(b) => b.forward(tape, h, cache),
+            Block::Decoder(b) => b.forward(tape, h, cache),
         }
     }
 }

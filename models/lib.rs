@@ -8,7 +8,10 @@ pub mod accounting;
 mod block_cache;
 mod cases;
 mod cem;
+mod double_decoder;
+mod encoder_decoder;
 mod gau;
+mod gelu;
 mod language_model;
 mod regression;
 mod size;
@@ -20,7 +23,10 @@ pub use cases::{ModelCase, model_cases};
 pub use cem::{
     AttentionHalf, AttentionKind, CemBlock, CemConfig, MAX_DESCENT_STEPS, MhaHalf, MlpHalf, MlpKind, SwigluHalf,
 };
+pub use double_decoder::{ContextProjections, DoubleDecoder, DoubleDecoderConfig, DualLayer};
+pub use encoder_decoder::{CrossLayer, EncoderDecoder, EncoderDecoderConfig};
 pub use gau::{GauBlock, GauConfig};
+pub use gelu::{GeluConfig, GeluLayer};
 pub use language_model::{Architecture, Block, DecodeCache, IGNORE, LanguageModel, LanguageModelConfig};
 pub use regression::{SequenceRegressor, SequenceRegressorConfig};
 pub use size::{solve_width, width_error};

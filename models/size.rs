@@ -14,7 +14,9 @@ use crate::language_model::Architecture;
 pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Architecture> {
     let solved = match architecture {
         Architecture::Tango(c) => nearest(architecture, c.heads, target),
-        Architecture::Transformer(_) | Architecture::Cem(_) => nearest(architecture, 1, target),
+        Architecture::Transformer(_) | Architecture::Cem(_) | Architecture::Decoder(_) => {
+            nearest(architecture, 1, target)
+        }
         Architecture::Gau(_) => {
             let near =
                 |step: &usize| Some(nearest(architecture, *step, target)).filter(|a| width_error(a, target) <= 1e-3);
@@ -50,6 +52,7 @@ fn with_width(architecture: &Architecture, width: usize) -> Architecture {
         Architecture::Transformer(c) => c.d_ff = width,
         Architecture::Gau(c) => c.gate_width = width,
         Architecture::Cem(c) => c.d_ff = width,
+        Architecture::Decoder(c) => c.d_ff = width,
     }
     out
 }

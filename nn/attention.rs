@@ -1,7 +1,8 @@
 //! [`Attention`]: causal multi-head softmax attention with rotary positions.
 
 use kumiki_autograd::{Tape, Var};
-use kumiki_ops as ops;
+use kumiki_ops::{self as ops, AttentionOptions};
+use kumiki_tensor::Tensor;
 
 use crate::init::Init;
 use crate::kv_cache::KvCache;
@@ -65,13 +66,40 @@ impl Attention {
     #[track_caller]
     pub fn forward(&self, tape: &Tape, x: &Var, cache: Option<&mut KvCache>) -> Var {
         let start = cache.as_ref().map_or(0, |c| c.len());
-        let q = ops::rope(&split_heads(&self.wq.forward(tape, x), self.heads), self.rope_base, start);
-        let mut k = ops::rope(&split_heads(&self.wk.forward(tape, x), self.heads), self.rope_base, start);
-        let mut v = split_heads(&self.wv.forward(tape, x), self.heads);
+        let q = self.queries(tape, x, start);
+        let (mut k, mut v) = self.keys_and_values(tape, x, start);
         if let Some(cache) = cache {
             let (keys, values) = cache.append(k.value(), v.value());
             (k, v) = (Var::constant(keys), Var::constant(values));
         }
-        self.wo.forward(tape, &join_heads(&ops::causal_attention(&q, &k, &v)))
+        self.output(tape, &ops::causal_attention(&q, &k, &v))
+    }
+
+    /// `[B, T, D]` to `[B, T, D]`, every token seeing all others whose `key_mask` `[B, T]` is 1 (all, without one).
+    #[track_caller]
+    pub fn forward_full(&self, tape: &Tape, x: &Var, key_mask: Option<&Tensor>) -> Var {
+        let q = self.queries(tape, x, 0);
+        let (k, v) = self.keys_and_values(tape, x, 0);
+        let options = AttentionOptions { key_mask: key_mask.cloned(), ..AttentionOptions::default() };
+        self.output(tape, &ops::attention(&q, &k, &v, &options))
+    }
+
+    /// Rotated queries of tokens from position `start` on, `[B, T, H, K]`.
+    #[track_caller]
+    pub fn queries(&self, tape: &Tape, x: &Var, start: usize) -> Var {
+        ops::rope(&split_heads(&self.wq.forward(tape, x), self.heads), self.rope_base, start)
+    }
+
+    /// Rotated keys of tokens from position `start` on, and their values, `[B, T, H, K]`.
+    #[track_caller]
+    pub fn keys_and_values(&self, tape: &Tape, x: &Var, start: usize) -> (Var, Var) {
+        let k = ops::rope(&split_heads(&self.wk.forward(tape, x), self.heads), self.rope_base, start);
+        (k, split_heads(&self.wv.forward(tape, x), self.heads))
+    }
+
+    /// What attended values `[B, T, H, K]` become, `[B, T, D]`.
+    #[track_caller]
+    pub fn output(&self, tape: &Tape, attended: &Var) -> Var {
+        self.wo.forward(tape, &join_heads(attended))
     }
 }

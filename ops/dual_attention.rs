@@ -54,7 +54,9 @@ impl BlockStarts {
             if let Some(pair) = row.windows(2).find(|pair| pair[0] >= pair[1]) {
                 let [a, b] = [pair[0], pair[1]];
                 let what = if a == b { "named once" } else { "in order" };
-                return Err(Error::new(format!("block starts of row {i}: expected every start {what}, found {a}, {b}")));
+                return Err(Error::new(format!(
+                    "block starts of row {i}: expected every start {what}, found {a}, {b}"
+                )));
             }
         }
         Ok(BlockStarts { rows, len })
@@ -121,9 +123,8 @@ pub fn dual_attention(operands: DualAttention, sees: DualSees) -> Var {
     let DualAttention { q, k_self, v_self, k_context, v_context } = operands;
     let all = [q, k_self, v_self, k_context, v_context];
     check(operands, sees);
-    let bools = |mask: Option<&Tensor>| {
-        mask.map(|mask| mask.to_f64_vec().iter().map(|&x| x != 0.0).collect::<Vec<bool>>())
-    };
+    let bools =
+        |mask: Option<&Tensor>| mask.map(|mask| mask.to_f64_vec().iter().map(|&x| x != 0.0).collect::<Vec<bool>>());
     let layout = match sees {
         DualSees::Blocks(blocks) => Layout::Blocks(blocks.clone()),
         DualSees::OpenBlock { self_mask, context_mask } => Layout::Open(bools(self_mask), bools(context_mask)),
@@ -274,9 +275,13 @@ impl DualAttentionBackward {
             };
             attention_tiles::backward(p, &up, needs)
         };
-        let [[own_dq, dk_self, dv_self, _], [context_dq, dk_context, dv_context, _]] = self.with_sets::<E, _>(|[own, context]| {
-            [of_set(own, [needs[0], needs[1], needs[2], false]), of_set(context, [needs[0], needs[3], needs[4], false])]
-        });
+        let [[own_dq, dk_self, dv_self, _], [context_dq, dk_context, dv_context, _]] =
+            self.with_sets::<E, _>(|[own, context]| {
+                [
+                    of_set(own, [needs[0], needs[1], needs[2], false]),
+                    of_set(context, [needs[0], needs[3], needs[4], false]),
+                ]
+            });
         let dq = own_dq.zip(context_dq).map(|(mut dq, more)| {
             dq.add_assign(&more);
             dq

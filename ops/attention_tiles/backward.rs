@@ -61,9 +61,9 @@ pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool
 fn key_blocks<E: Number>(p: &Problem<E>) -> Vec<Range<usize>> {
     let tiles = p.keys.div_ceil(KEYS);
     let wanted = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_BLOCKS).min(tiles.div_ceil(4)).max(1);
-    let tiles_of_queries: Vec<_> = (0..p.batch).flat_map(|batch| {
-        p.tiles(batch, KEYS).into_iter().map(move |queries| (queries.len(), p.seen(batch, &queries)))
-    }).collect();
+    let tiles_of_queries: Vec<_> = (0..p.batch)
+        .flat_map(|batch| p.tiles(batch, KEYS).into_iter().map(move |queries| (queries.len(), p.seen(batch, &queries))))
+        .collect();
     let pairs = |tile: usize| {
         let keys = tile * KEYS..p.keys.min((tile + 1) * KEYS);
         tiles_of_queries.iter().map(|(queries, seen)| queries * common(seen, &keys).len()).sum()

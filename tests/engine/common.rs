@@ -1,8 +1,8 @@
 //! Small models that the integration tests share.
 
 use kumiki::models::{
-    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, TangoConfig,
-    TransformerConfig, Window,
+    Architecture, AttentionKind, CemConfig, GauConfig, GeluConfig, LanguageModel, LanguageModelConfig, MlpKind,
+    TangoConfig, TransformerConfig, Window,
 };
 use kumiki::nn::Diagonal;
 use kumiki::ops::FeatureMap;
@@ -101,6 +101,10 @@ pub fn architectures() -> Vec<(&'static str, Architecture)> {
         ("cem, 4 steps, per head, rank 3", Architecture::Cem(cem(false, Diagonal::PerHead, Some(3), 4))),
         ("cem tied, 2 steps, rank 2", Architecture::Cem(cem(true, Diagonal::None, Some(2), 2))),
         ("cem mixed", Architecture::Cem(mixed())),
+        (
+            "decoder",
+            Architecture::Decoder(GeluConfig { d_model: 12, heads: 2, d_ff: 17, applications: 3, rope_base: 1e4 }),
+        ),
     ]
 }
 

@@ -1,0 +1,205 @@
+//! The standard encoder-decoder: a bidirectional encoder, a decoder with attention to itself, then across to the encoder.
+//!
+//! ```text
+//! e = n_encoder( encoder layers (embed(source)) )                      every token sees all
+//! h ← h + attention(n1(h));   h ← h + co attention(cq n_cross(h), ck e, cv e);   h ← h + mlp(n2(h))
+//! ```
+//!
+//! One table for both sides and the head; the positions of either side count from 0. It is trained by span corruption, see
+//! the trainer.
+//! Source: the baseline of Block-Based Double Decoders, arXiv 2605.18807; span corruption as in T5, arXiv 1910.10683.
+
+use kumiki_autograd::{Tape, Var};
+use kumiki_nn::{Embedding, Init, Linear, Module, RmsNorm, module};
+use kumiki_ops::{self as ops, AttentionOptions};
+use kumiki_tensor::{DType, Error, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::gelu::{GeluConfig, GeluLayer, check_sizes};
+use crate::language_model::IGNORE;
+
+/// The sizes of an encoder-decoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderDecoderConfig {
+    /// Number of token ids, sentinels included.
+    pub n_vocab: usize,
+    /// Model width D.
+    pub d_model: usize,
+    /// Heads H, each of width D/H.
+    pub heads: usize,
+    /// Feed-forward width F; 4D in the paper.
+    pub d_ff: usize,
+    /// Layers of the encoder.
+    pub encoder_layers: usize,
+    /// Layers of the decoder.
+    pub decoder_layers: usize,
+    /// Base of the rotary angles.
+    pub rope_base: f64,
+}
+
+impl EncoderDecoderConfig {
+    fn layer(&self) -> GeluConfig {
+        let &EncoderDecoderConfig { d_model, heads, d_ff, rope_base, .. } = self;
+        GeluConfig { d_model, heads, d_ff, applications: self.encoder_layers + self.decoder_layers, rope_base }
+    }
+
+    /// What is wrong with the sizes, if anything.
+    ///
+    /// # Errors
+    /// A sentence naming the field, what was expected and what was found.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [
+            ("n_vocab", self.n_vocab),
+            ("d_ff", self.d_ff),
+            ("encoder_layers", self.encoder_layers),
+            ("decoder_layers", self.decoder_layers),
+        ];
+        check_sizes("encoder-decoder", &sizes, &self.layer()).map_err(Error::new)
+    }
+}
+
+/// One decoder layer's parameters.
+#[derive(Clone, Debug)]
+pub struct CrossLayer {
+    /// Attention of the decoder to itself, and the MLP.
+    pub layer: GeluLayer,
+    /// Before the attention across, `[D]`.
+    pub norm_cross: RmsNorm,
+    /// Queries, of the decoder, `[D, D]`.
+    pub cq: Linear,
+    /// Keys, of the encoder, `[D, D]`.
+    pub ck: Linear,
+    /// Values, of the encoder, `[D, D]`.
+    pub cv: Linear,
+    /// Output, `[D, D]`.
+    pub co: Linear,
+}
+module!(CrossLayer { ..layer, norm_cross, cq, ck, cv, co });
+
+impl CrossLayer {
+    fn new(config: &EncoderDecoderConfig, out_gain: f64, init: &Init) -> CrossLayer {
+        let d = config.d_model;
+        let square = |name: &str, gain| Linear::new(d, d, gain, &init.of(name));
+        CrossLayer {
+            layer: GeluLayer::new(&config.layer(), out_gain, init),
+            norm_cross: RmsNorm::new(d, &init.of("norm_cross")),
+            cq: square("cq", 1.0),
+            ck: square("ck", 1.0),
+            cv: square("cv", 1.0),
+            co: square("co", out_gain),
+        }
+    }
+
+    /// `h [B, S, D]` with encoder latents `[B, T, D]`, of which those whose `mask` `[B, T]` is 1 are seen.
+    #[track_caller]
+    pub fn forward(&self, tape: &Tape, h: &Var, encoded: &Var, mask: Option<&Tensor>) -> Var {
+        let own = &self.layer;
+        let h = ops::add(h, &own.attention.forward(tape, &own.norm1.forward(tape, h), None));
+        let (heads, base) = (own.attention.heads, own.attention.rope_base);
+        let split = |x: Var| ops::reshape(&x, &[x.dim(0), x.dim(1), heads, x.dim(2) / heads]);
+        let q = ops::rope(&split(self.cq.forward(tape, &self.norm_cross.forward(tape, &h))), base, 0);
+        let k = ops::rope(&split(self.ck.forward(tape, encoded)), base, 0);
+        let v = split(self.cv.forward(tape, encoded));
+        let options = AttentionOptions { key_mask: mask.cloned(), ..AttentionOptions::default() };
+        let attended = ops::attention(&q, &k, &v, &options);
+        let joined = ops::reshape(&attended, &[h.dim(0), h.dim(1), h.dim(2)]);
+        own.feed_forward(tape, &ops::add(&h, &self.co.forward(tape, &joined)))
+    }
+}
+
+/// A standard encoder-decoder.
+#[derive(Clone, Debug)]
+pub struct EncoderDecoder {
+    /// What it was made from.
+    pub config: EncoderDecoderConfig,
+    /// Token table of both sides and head, `[n_vocab, D]`.
+    pub embedding: Embedding,
+    /// The encoder.
+    pub encoder: Vec<GeluLayer>,
+    /// Of the encoder's latents, `[D]`.
+    pub norm_encoder: RmsNorm,
+    /// The decoder.
+    pub decoder: Vec<CrossLayer>,
+    /// Before the head, `[D]`.
+    pub norm_out: RmsNorm,
+}
+module!(EncoderDecoder { embedding, encoder, norm_encoder, decoder, norm_out });
+
+impl EncoderDecoder {
+    /// A model with fresh parameters of `dtype`, drawn from `seed`, as [`crate::DoubleDecoder::new`].
+    ///
+    /// # Errors
+    /// When the sizes do not fit together.
+    pub fn new(config: &EncoderDecoderConfig, seed: u64, dtype: DType) -> Result<EncoderDecoder> {
+        config.check()?;
+        let (init, layer, d_model) = (Init::new(seed, dtype), config.layer(), config.d_model);
+        let out_gain = 1.0 / (2.0 * layer.applications as f64).sqrt();
+        Ok(EncoderDecoder {
+            embedding: Embedding::new(config.n_vocab, d_model, 0.02, &init.of("embedding")),
+            encoder: (0..config.encoder_layers)
+                .map(|i| GeluLayer::new(&layer, out_gain, &init.of(format!("encoder.{i}"))))
+                .collect(),
+            norm_encoder: RmsNorm::new(d_model, &init.of("norm_encoder")),
+            decoder: (0..config.decoder_layers)
+                .map(|i| CrossLayer::new(config, out_gain, &init.of(format!("decoder.{i}"))))
+                .collect(),
+            norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
+            config: config.clone(),
+        })
+    }
+
+    /// The distinct trainable values of the layers, without token table and last norms.
+    pub fn block_param_count(&self) -> usize {
+        self.encoder.param_count() + self.decoder.param_count()
+    }
+
+    /// Tokens `[B, T]` to latents `[B, T, D]`; those whose `mask` `[B, T]` is 0 are seen by nobody.
+    #[track_caller]
+    pub fn encode(&self, tape: &Tape, tokens: &Tensor, mask: Option<&Tensor>) -> Var {
+        assert!(tokens.rank() == 2, "encoder-decoder: tokens must be [B, T], got {:?}", tokens.shape());
+        let mut e = self.embedding.forward(tape, tokens);
+        for layer in &self.encoder {
+            e = layer.forward_full(tape, &e, mask);
+        }
+        self.norm_encoder.forward(tape, &e)
+    }
+
+    /// Source `[B, T]` and decoder tokens `[B, S]` to the normed last hidden state `[B, S, D]`.
+    #[track_caller]
+    pub fn hidden(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor) -> Var {
+        let encoded = self.encode(tape, source, mask);
+        let mut h = self.embedding.forward(tape, tokens);
+        for layer in &self.decoder {
+            h = layer.forward(tape, &h, &encoded, mask);
+        }
+        self.norm_out.forward(tape, &h)
+    }
+
+    /// Source `[B, T]` and decoder tokens `[B, S]` to logits `[B, S, n_vocab]`.
+    #[track_caller]
+    pub fn logits(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor) -> Var {
+        ops::linear(&self.hidden(tape, source, mask, tokens), &tape.param(&self.embedding.weight))
+    }
+
+    /// Cross-entropy of `targets [B, S]`, summed over those that are not [`IGNORE`].
+    #[track_caller]
+    pub fn loss_sum(
+        &self,
+        tape: &Tape,
+        source: &Tensor,
+        mask: Option<&Tensor>,
+        tokens: &Tensor,
+        targets: &Tensor,
+    ) -> Var {
+        let hidden = self.hidden(tape, source, mask, tokens);
+        ops::cross_entropy_from_hidden_sum(&hidden, &tape.param(&self.embedding.weight), targets, IGNORE)
+    }
+
+    /// As [`EncoderDecoder::loss_sum`], the mean.
+    #[track_caller]
+    pub fn loss(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor, targets: &Tensor) -> Var {
+        let hidden = self.hidden(tape, source, mask, tokens);
+        ops::cross_entropy_from_hidden(&hidden, &tape.param(&self.embedding.weight), targets, IGNORE)
+    }
+}
