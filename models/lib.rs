@@ -23,7 +23,7 @@ pub use cases::{ModelCase, model_cases};
 pub use cem::{
     AttentionHalf, AttentionKind, CemBlock, CemConfig, MAX_DESCENT_STEPS, MhaHalf, MlpHalf, MlpKind, SwigluHalf,
 };
-pub use double_decoder::{ContextProjections, DoubleDecoder, DoubleDecoderConfig, DualLayer};
+pub use double_decoder::{ContextProjections, DoubleCache, DoubleDecoder, DoubleDecoderConfig, DualLayer};
 pub use encoder_decoder::{CrossLayer, EncoderDecoder, EncoderDecoderConfig};
 pub use gau::{GauBlock, GauConfig};
 pub use gelu::{GeluConfig, GeluLayer};

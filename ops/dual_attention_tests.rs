@@ -148,6 +148,17 @@ fn a_single_block_is_causal_attention() {
 }
 
 #[test]
+fn a_single_token_sees_itself_and_no_context() {
+    let mut x = normals(2, DType::F64, [2, 1, 2, 8]);
+    x[3] = Tensor::full(DType::F64, &[2, 1, 2, 8], f64::NAN);
+    x[4] = x[3].clone();
+    let blocks = BlockStarts::new(vec![vec![]], 1).unwrap();
+    let dual = run(&x, |x| dual_attention(operands(x), DualSees::Blocks(&blocks)));
+    assert_eq!(dual[0], x[2].to_f64_vec());
+    assert!(dual[4..].iter().flatten().all(|&g| g == 0.0));
+}
+
+#[test]
 fn equal_keys_in_both_sets_are_causal_attention_whatever_the_blocks() {
     let x = normals(3, DType::F64, [2, 101, 2, 6]);
     let same = [&x[0], &x[1], &x[2], &x[1], &x[2]].map(Clone::clone);

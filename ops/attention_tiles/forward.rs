@@ -6,8 +6,8 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, SquaredRelu, Tile, TileProduct, TransposeRows, Weighting,
-    leading, single, tile_queries,
+    Band, KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredRelu, Tile, TileProduct, TransposeRows,
+    Weighting, leading, single, tile_queries,
 };
 use crate::count::count;
 
@@ -37,7 +37,8 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Rows<E>
     let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
     let mut lse = (p.weighting == Weighting::Softmax).then(|| Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]));
     // With one key the backward must find a weight of exactly 1, from a score that is rounded alike.
-    if p.queries == 1 && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
+    let sees_all = sets.iter().all(|p| matches!(p.sees, Sees::All | Sees::Causal));
+    if p.queries == 1 && sees_all && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
         let outputs = [&mut out, &mut gated, &mut lse].map(|t| t.as_mut().map(|t| t.as_mut_slice::<E>()));
         single::forward(sets, gate, outputs);
         return Attended { out, gated, lse };

@@ -2,5 +2,6 @@
 
 mod common;
 mod determinism;
+mod double;
 mod golden;
 mod models;

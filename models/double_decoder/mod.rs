@@ -15,6 +15,8 @@
 //! state is projected once for every generation layer, and forgotten.
 //! Source: Block-Based Double Decoders, arXiv 2605.18807.
 
+mod decode;
+
 use kumiki_autograd::{Tape, Var, checkpoint};
 use kumiki_nn::{Embedding, Init, Linear, Module, RmsNorm, module};
 use kumiki_ops::{self as ops, BlockStarts, DualAttention, DualSees};
@@ -23,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::gelu::{GeluConfig, GeluLayer, check_sizes};
 use crate::language_model::IGNORE;
+
+pub use decode::DoubleCache;
 
 /// The sizes of a double decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,0 +1,216 @@
+//! Double decoders and encoder-decoders: gradients, who sees what, and writing with caches.
+
+use kumiki::autograd::{GradCheck, Param, Tape};
+use kumiki::models::{DoubleDecoder, DoubleDecoderConfig, EncoderDecoder, EncoderDecoderConfig, IGNORE};
+use kumiki::nn::Module;
+use kumiki::ops::{BlockStarts, testing::difference};
+use kumiki::tensor::{DType, Rng, Tensor};
+use proptest::prelude::*;
+
+use crate::common::tokens;
+
+fn config(context_loops: usize, separate_kv: bool) -> DoubleDecoderConfig {
+    DoubleDecoderConfig {
+        n_vocab: 11,
+        d_model: 12,
+        heads: 2,
+        d_ff: 17,
+        context_layers: 2,
+        generation_layers: 2,
+        context_loops,
+        separate_kv,
+        rope_base: 1e4,
+    }
+}
+
+/// Parameters off their round starting values, and a table of unit size.
+fn shaken<M: Module>(mut model: M) -> M {
+    for (name, param) in model.params_mut() {
+        let spread = if name == "embedding" { 0.5 } else { 0.1 };
+        let noise = Rng::new(9).fork(&name).normal(param.dtype(), param.shape(), 0.0, spread);
+        param.value_mut().add_assign(&noise);
+    }
+    model
+}
+
+fn double(context_loops: usize, separate_kv: bool, dtype: DType) -> DoubleDecoder {
+    shaken(DoubleDecoder::new(&config(context_loops, separate_kv), 3, dtype).unwrap())
+}
+
+fn encoder_decoder(dtype: DType) -> EncoderDecoder {
+    let (n_vocab, d_model, heads, d_ff, rope_base) = (11, 12, 2, 17, 1e4);
+    let config =
+        EncoderDecoderConfig { n_vocab, d_model, heads, d_ff, encoder_layers: 2, decoder_layers: 2, rope_base };
+    shaken(EncoderDecoder::new(&config, 3, dtype).unwrap())
+}
+
+fn params(model: &impl Module) -> Vec<(String, Param)> {
+    model.params().into_iter().map(|(name, p)| (name, p.clone())).collect()
+}
+
+#[test]
+fn every_gradient_equals_central_differences() {
+    let check = GradCheck { max_elements: 20, ..GradCheck::default() };
+    let (inputs, mut targets) = (tokens(1, 2, 7), tokens(2, 2, 7));
+    targets.make_mut::<i64>()[3] = IGNORE;
+    let blocks = BlockStarts::new(vec![vec![2, 3], vec![5]], 7).unwrap();
+    for (loops, separate) in [(1, false), (2, true)] {
+        for recompute in [false, true] {
+            let mut model = double(loops, separate, DType::F64);
+            model.checkpoint_activations = recompute;
+            let report = check.run(&[], &params(&model), |tape: &Tape, _| model.loss(tape, &inputs, &targets, &blocks));
+            assert!(report.error() < 1e-6 && report.without_gradient.is_empty(), "{report}");
+        }
+    }
+    let model = encoder_decoder(DType::F64);
+    let (source, mask) = (tokens(3, 2, 5), Tensor::from_fn::<i64>(&[2, 5], |i| i64::from(i != 4)));
+    let report =
+        check.run(&[], &params(&model), |tape: &Tape, _| model.loss(tape, &source, Some(&mask), &inputs, &targets));
+    assert!(report.error() < 1e-6 && report.without_gradient.is_empty(), "{report}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn nothing_leaks_from_later_tokens_whatever_the_blocks(cuts in proptest::collection::vec(any::<bool>(), 11), at in 0usize..12) {
+        let model = double(1, false, DType::F64);
+        let starts = (1..12).filter(|&i| cuts[i - 1]).collect();
+        let blocks = BlockStarts::new(vec![starts], 12).unwrap();
+        let logits = |tokens: &Tensor| model.logits(&Tape::inference(), tokens, &blocks).into_value();
+        let before = tokens(4, 1, 12);
+        let mut after = before.clone();
+        after.make_mut::<i64>()[at] = (after.to_f64_vec()[at] as i64 + 1) % 11;
+        let (before, after) = (logits(&before), logits(&after));
+        for t in 0..12 {
+            let same = before.select(1, t).to_f64_vec() == after.select(1, t).to_f64_vec();
+            prop_assert!(same || t >= at, "token {at} changed, position {t} did");
+            prop_assert!(!same || t < at, "token {at} changed, position {t} did not");
+        }
+    }
+}
+
+#[test]
+fn the_first_block_never_sees_context() {
+    let all = tokens(5, 1, 9);
+    let blocks = BlockStarts::new(vec![vec![6]], 9).unwrap();
+    let model = double(1, true, DType::F64);
+    let before = model.logits(&Tape::inference(), &all, &blocks).into_value();
+    let mut other = model.clone();
+    let layers: Vec<_> = other.context.params_mut().into_iter().map(|(_, p)| p).collect();
+    layers.into_iter().for_each(|p| *p.value_mut() = Tensor::zeros(DType::F64, p.shape()));
+    let after = other.logits(&Tape::inference(), &all, &blocks).into_value();
+    for t in 0..9 {
+        let same = before.select(1, t).to_f64_vec() == after.select(1, t).to_f64_vec();
+        assert_eq!(same, t < 6, "position {t}");
+    }
+}
+
+#[test]
+fn an_encoder_sees_all_and_its_decoder_nothing_later() {
+    let model = encoder_decoder(DType::F64);
+    let (source, written) = (tokens(6, 1, 5), tokens(7, 1, 4));
+    let logits = |source: &Tensor, mask: Option<&Tensor>, written: &Tensor| {
+        model.logits(&Tape::inference(), source, mask, written).into_value()
+    };
+    let before = logits(&source, None, &written);
+    let changed = |tokens: &Tensor, at: usize| {
+        let mut tokens = tokens.clone();
+        tokens.make_mut::<i64>()[at] = (tokens.to_f64_vec()[at] as i64 + 1) % 11;
+        tokens
+    };
+    let same = |x: &Tensor, t: usize| x.select(1, t).to_f64_vec() == before.select(1, t).to_f64_vec();
+    for at in 0..5 {
+        let after = logits(&changed(&source, at), None, &written);
+        assert!((0..4).all(|t| !same(&after, t)), "source {at}");
+    }
+    for at in 0..4 {
+        let after = logits(&source, None, &changed(&written, at));
+        assert!((0..4).all(|t| same(&after, t) == (t < at)), "written {at}");
+    }
+    // What is masked may be anything.
+    let mask = Tensor::from_fn::<i64>(&[1, 5], |i| i64::from(i < 3));
+    let short = logits(&source.narrow(1, 0, 3), None, &written).to_f64_vec();
+    let masked = logits(&changed(&source, 4), Some(&mask), &written).to_f64_vec();
+    assert_eq!(difference(&masked, &short, 1e-12), None);
+}
+
+/// The logits after the whole of `text` in one forward pass, for blocks that start where writing has started them.
+fn whole(model: &DoubleDecoder, text: &[i64], starts: &[usize]) -> Vec<f64> {
+    let starts = starts.iter().copied().filter(|&s| s > 0 && s < text.len()).collect();
+    let blocks = BlockStarts::new(vec![starts], text.len()).unwrap();
+    let tokens = Tensor::from_slice(text, &[1, text.len()]);
+    model.logits(&Tape::inference(), &tokens, &blocks).into_value().select(1, text.len() - 1).to_f64_vec()
+}
+
+#[test]
+fn writing_equals_the_full_forward_at_every_step_across_rollovers() {
+    for (loops, separate) in [(1, false), (2, true)] {
+        let model = double(loops, separate, DType::F64);
+        let ids: Vec<i64> = tokens(8, 1, 60).to_f64_vec().iter().map(|&x| x as i64).collect();
+        // Lengths that roll over at different steps.
+        let prompts: Vec<Vec<i64>> = [1, 2, 7, 12].map(|n| ids[..n].to_vec()).into();
+        for block_len in [1, 3, 5] {
+            let (mut cache, mut logits) = model.start(&prompts, block_len).unwrap();
+            let mut starts: Vec<Vec<usize>> = prompts.iter().map(|p| vec![p.len() - 1]).collect();
+            for step in 0..11 {
+                for row in 0..prompts.len() {
+                    if *starts[row].last().unwrap() != cache.block_start(row) {
+                        starts[row].push(cache.block_start(row));
+                    }
+                    let expected = whole(&model, cache.tokens(row), &starts[row]);
+                    let got = logits.select(0, row).to_f64_vec();
+                    let problem = difference(&got, &expected, 1e-12);
+                    assert!(problem.is_none(), "blocks of {block_len}, step {step}, row {row}: {}", problem.unwrap());
+                }
+                let next: Vec<i64> = (0..prompts.len()).map(|row| ids[20 + 3 * step + row]).collect();
+                logits = model.step(&next, &mut cache);
+            }
+            let kept: usize = (0..prompts.len()).map(|row| cache.tokens(row).len()).sum();
+            // Keys and values of D numbers each, in the two generation layers.
+            assert_eq!(cache.byte_len(), kept * 2 * 2 * 12 * 8);
+            assert!(starts.iter().all(|s| s.len() > 2), "every sequence has rolled over");
+        }
+    }
+}
+
+#[test]
+fn writing_after_known_latents_is_the_same_bit_for_bit() {
+    let model = double(1, false, DType::F32);
+    let ids: Vec<i64> = tokens(9, 1, 30).to_f64_vec().iter().map(|&x| x as i64).collect();
+    let (text, prompts) = (&ids[..13], vec![ids[13..14].to_vec(), ids[13..20].to_vec()]);
+    let latents = model.read(text);
+    let run = |latents: &Tensor| {
+        let (mut cache, mut logits) = model.start_after(text, latents, &prompts, 4).unwrap();
+        let mut all = vec![logits.to_f64_vec()];
+        for step in 0..6 {
+            logits = model.step(&ids[20 + step..22 + step], &mut cache);
+            all.push(logits.to_f64_vec());
+        }
+        all
+    };
+    let bytes = latents.to_f64_vec();
+    let restored = Tensor::from_slice(&bytes, latents.shape()).cast(DType::F32);
+    assert_eq!(run(&latents), run(&restored));
+    // One token after the text: as a prompt of both.
+    let (_, alone) = model.start(&[ids[..14].to_vec()], 4).unwrap();
+    let (_, after) = model.start_after(text, &latents, &prompts[..1], 4).unwrap();
+    assert_eq!(difference(&after.to_f64_vec(), &alone.to_f64_vec(), 1e-5), None);
+    // A longer one has the blocks that the text and the prompt ask for.
+    let (cache, after) = model.start_after(text, &latents, &prompts[1..], 4).unwrap();
+    let expected = whole(&model, cache.tokens(0), &[13, 17]);
+    assert_eq!(difference(&after.to_f64_vec(), &expected, 1e-4), None);
+}
+
+#[test]
+fn what_cannot_be_written_after_is_a_sentence() {
+    let model = double(1, false, DType::F32);
+    let error = |prompts: &[Vec<i64>], block_len| model.start(prompts, block_len).unwrap_err().to_string();
+    assert!(error(&[], 4).contains("found none"));
+    assert!(error(&[vec![1], vec![]], 4).contains("prompt 1 is empty"));
+    assert!(error(&[vec![1, 11]], 4).contains("token ids must be from 0 to 10, found 11"));
+    assert!(error(&[vec![1]], 0).contains("at least 1, found 0"));
+    let latents = Tensor::zeros(DType::F32, &[1, 3, 12]);
+    let error = model.start_after(&[1, 2], &latents, &[vec![1]], 4).unwrap_err().to_string();
+    assert!(error.contains("must be [1, 2, 12], found [1, 3, 12]"), "{error}");
+}
