@@ -4,6 +4,7 @@
 pub mod ablation;
 pub mod batches;
 pub mod bench;
+pub mod blocks;
 pub mod cem;
 #[cfg(feature = "plots")]
 pub mod chart;
