@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
-use kumiki::models::LanguageModel;
+use kumiki::models::Model;
 use kumiki::tensor::DType;
 use kumiki_train::batches::Validation;
 use kumiki_train::cem::{Energies, Found, energies, losses};
@@ -61,7 +61,7 @@ struct Subject {
 
 impl Subject {
     /// Model, text, and what to call the model.
-    fn open(&self) -> Result<(LanguageModel, Validation, String)> {
+    fn open(&self) -> Result<(Model, Validation, String)> {
         let (model, settings, name) = match &self.checkpoint {
             Some(path) => {
                 let found = checkpoint::load(path, DType::F32)?;
@@ -73,7 +73,7 @@ impl Subject {
                 let name = self.model.clone().unwrap_or_default();
                 let settings = Settings::preset(&self.preset)?;
                 let config = settings.model(&name, ByteTokenizer::VOCAB)?;
-                let model = LanguageModel::new(&config, settings.seed, DType::F32);
+                let model = Model::new(&config, settings.seed, DType::F32);
                 (model.map_err(|e| Error::new(e.to_string()))?, settings, format!("{name}, fresh"))
             }
         };

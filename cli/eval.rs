@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use kumiki::models::LanguageModel;
+use kumiki::models::Model;
 use kumiki::nn::Trace;
 use kumiki_train::cem;
 use kumiki_train::checkpoint::{self, Checkpoint};
@@ -62,7 +62,7 @@ pub struct StepOptions {
 
 impl StepOptions {
     /// Changes the model's descents as asked for, and gives a trace of the steps that they take then.
-    pub fn apply(&self, model: &mut LanguageModel) -> Result<Option<Trace>> {
+    pub fn apply(&self, model: &mut Model) -> Result<Option<Trace>> {
         cem::Steps { steps: self.steps, tolerance: self.energy_tol }.apply(model)
     }
 }
@@ -120,11 +120,13 @@ impl Args {
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
         let of = |class| found.of(class).map(|(nll, _)| nll);
+        let whole = |x: f64| found.of_text.then_some(x);
         if self.json {
             return output::json(&json!({
                 "checkpoint": self.checkpoint, "model": name, "step": notes.get("step").and_then(|s| s.parse::<u64>().ok()),
-                "data": self.data, "split": split, "tokens": found.tokens, "nll": found.nll, "perplexity": found.perplexity(),
-                "bits_per_byte": found.bits(), "answer_nll": of(Class::Answer), "proof_nll": of(Class::Proof),
+                "data": self.data, "split": split, "tokens": found.tokens,
+                "nll": whole(found.nll), "perplexity": whole(found.perplexity()), "bits_per_byte": whole(found.bits()),
+                "gap_nll": (!found.of_text).then_some(found.nll), "second_half_nll": found.second_half, "answer_nll": of(Class::Answer), "proof_nll": of(Class::Proof),
                 "source_nll": of(Class::Source), "mean_steps": mean_steps,
             }));
         }
@@ -135,9 +137,14 @@ impl Args {
             self.data
         ))?;
         output::line(&format!("tokens         {}", thousands(found.tokens)))?;
-        output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
-        output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
-        output::line(&format!("bits per byte  {:.4}", found.bits()))?;
+        if found.of_text {
+            output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
+            output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
+            output::line(&format!("bits per byte  {:.4}", found.bits()))?;
+        } else {
+            output::line(&format!("NLL of gaps    {:.4} nats per token of what fills them", found.nll))?;
+        }
+        output::line(&format!("second half    {:.4} nats per byte, given the first", found.second_half))?;
         if let Some(mean) = mean_steps {
             output::line(&format!("steps          {mean:.3} of a token in a descent, on average"))?;
         }

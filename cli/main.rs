@@ -12,12 +12,14 @@ mod inference;
 mod macs;
 mod options;
 mod output;
+mod prefix;
 mod progress;
 mod report;
 mod run;
 mod scaling;
 mod table;
 mod train;
+mod writing;
 
 use std::error::Error as _;
 use std::io;
@@ -74,6 +76,8 @@ enum Command {
     Gp(gp::Args),
     Eval(eval::Args),
     Generate(generate::Args),
+    #[command(subcommand)]
+    Prefix(prefix::Command),
     Inference(inference::Args),
     Macs(macs::Args),
     #[command(subcommand)]
@@ -97,6 +101,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),
         Command::Generate(args) => args.run(),
+        Command::Prefix(command) => command.run(),
         Command::Inference(args) => args.run(),
         Command::Macs(args) => args.run(),
         Command::Cem(command) => command.run(),

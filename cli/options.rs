@@ -87,6 +87,12 @@ struct SettingOptions {
     /// Feed-forward width of CEM: that of the Llama with --params parameters, or one of its own for as many
     #[arg(long, value_parser = PossibleValuesParser::new(CEM_WIDTHS), help_heading = "Model")]
     cem_width: Option<String>,
+    /// Of the L layers of double decoder and encoder-decoder, those of the context stack or the encoder; 0 for two thirds
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
+    context_layers: Option<usize>,
+    /// A file with lengths of prompts, whole numbers between white space: where `double-prompt_style` cuts
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    prompt_lengths: Option<String>,
     /// Block applications L
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     blocks: Option<usize>,
@@ -339,12 +345,12 @@ fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Resu
 pub fn preset_table() -> String {
     let mut text = String::from("Presets:            D   L    T  batch  steps  parameters\n");
     let rows = PRESETS.map(|name| (Suite::Tango, name)).into_iter().chain([(Suite::Cem, "paper")]);
-    for (suite, name) in rows {
+    for (suite, name) in rows.chain(PRESETS.map(|name| (Suite::Double, name))) {
         let s = Settings::for_suite(suite, name).unwrap_or_default();
         let (batch, params) = (s.batch * s.accumulate, crate::table::short(s.params as f64));
         let name = if suite == Suite::Tango { name.to_owned() } else { format!("{name} ({})", suite.name()) };
         text +=
-            &format!("  {name:<14}{:>5}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
+            &format!("  {name:<15}{:>4}{:>4}{:>5}{batch:>7}{:>7}{params:>12}\n", s.d_model, s.blocks, s.seq, s.steps);
     }
     text
 }

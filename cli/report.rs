@@ -5,6 +5,7 @@ use kumiki_train::kinds::Kind;
 use kumiki_train::marks::Class;
 use kumiki_train::run::{DataFacts, Results};
 use kumiki_train::summary::{Stat, Summary, paper, ranking};
+use kumiki_train::zoo::{Suite, suite_of};
 
 use crate::output::plain;
 use crate::table::{optional, short, table, thousands};
@@ -45,8 +46,13 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     let names: Vec<String> = classes.iter().map(|class| format!("{} NLL", class.name())).collect();
     let mut header = vec!["model", "parameters", "MACs", "val NLL", "perplexity", "bits/byte"];
     header.extend(names.iter().map(String::as_str));
+    // What compares models of two stacks with all others.
+    let halves = summaries.iter().any(|s| suite_of(&s.model) == Suite::Double && s.second_half_nll.is_some());
+    if halves {
+        header.push("2nd half NLL");
+    }
     header.extend(["tok/s", "seconds"]);
-    let rows: Vec<Vec<String>> = summaries.iter().map(|summary| row(results, summary, &classes)).collect();
+    let rows: Vec<Vec<String>> = summaries.iter().map(|summary| row(results, summary, &classes, halves)).collect();
     let mut text = String::new();
     if results.plan.corpora.len() > 1 {
         text += &format!("`{}`\n", plain(&data.name));
@@ -55,7 +61,10 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     if let Some(entropy) = data.unigram_nll {
         text += &format!("\nentropy of single bytes of the held-out text: {entropy:.3} nats");
     }
-    if let Some(ours) = ranking(&summaries) {
+    if let Some(order) = ranking(&summaries, |s| s.second_half_nll).filter(|_| halves) {
+        text += &format!("\norder here, by the second half of every window given the first: {order}");
+    }
+    if let Some(ours) = ranking(&summaries, |s| s.val_nll) {
         let models: Vec<String> = summaries.iter().map(|summary| summary.model.clone()).collect();
         let (where_, theirs) = paper(data.kind, results.plan.settings.blocks, &models);
         text += &format!("\norder here, by val NLL: {ours}");
@@ -66,7 +75,7 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     Some(text)
 }
 
-fn row(results: &Results, summary: &Summary, classes: &[Class]) -> Vec<String> {
+fn row(results: &Results, summary: &Summary, classes: &[Class], halves: bool) -> Vec<String> {
     let mine = || {
         let rows = results.rows.iter().filter(|r| r.corpus == summary.corpus && r.result.model == summary.model);
         rows.map(|row| &row.result)
@@ -82,6 +91,9 @@ fn row(results: &Results, summary: &Summary, classes: &[Class]) -> Vec<String> {
         stat(Stat::of(mine().filter_map(|r| r.bits_per_byte))),
     ];
     cells.extend(classes.iter().map(|class| stat(summary.of(*class))));
+    if halves {
+        cells.push(stat(summary.second_half_nll));
+    }
     cells.extend([short(mean(|r| r.tok_s)), format!("{:.1}", mean(|r| r.seconds))]);
     cells
 }

@@ -4,6 +4,7 @@ use kumiki_tensor::{Error, Result};
 
 use crate::accounting::block_params;
 use crate::language_model::Architecture;
+use crate::{LanguageModelConfig, ModelConfig};
 
 /// Sets the free width (E or F) of `architecture` such that the distinct parameters outside of the token table come as
 /// close to `target` as the width's steps allow: E goes in multiples of H; that of GAU and FLASH in the largest steps up to
@@ -24,20 +25,51 @@ pub fn solve_width(architecture: &Architecture, target: usize) -> Result<Archite
         }
     };
     solved.check()?;
-    if width_error(&solved, target) > 1.0 {
-        return Err(Error::new(format!(
-            "a target of {target} parameters is out of reach: the nearest that these blocks can have is {}",
-            block_params(&solved)
-        )));
-    }
-    Ok(solved)
+    in_reach(block_params(&solved), target).map(|()| solved)
 }
 
-/// The multiple of `step`, at least one, that comes nearest.
+/// As [`solve_width`], for a model of any kind.
+///
+/// # Errors
+/// As [`solve_width`].
+pub fn solve_model_width(config: &ModelConfig, target: usize) -> Result<ModelConfig> {
+    let with = |width: usize| {
+        let mut config = config.clone();
+        match &mut config {
+            ModelConfig::Language(_) => {}
+            ModelConfig::Double(c) => c.d_ff = width,
+            ModelConfig::EncoderDecoder(c) => c.d_ff = width,
+        }
+        config
+    };
+    if let ModelConfig::Language(LanguageModelConfig { n_vocab, architecture }) = config {
+        let architecture = solve_width(architecture, target)?;
+        return Ok(ModelConfig::Language(LanguageModelConfig { n_vocab: *n_vocab, architecture }));
+    }
+    let solved = with(nearest_width(1, target, |width| with(width).block_params()));
+    solved.check()?;
+    in_reach(solved.block_params(), target).map(|()| solved)
+}
+
+/// # Errors
+/// When `found` is more than twice the parameters wanted.
+fn in_reach(found: usize, target: usize) -> Result<()> {
+    if found > target.saturating_mul(2) {
+        return Err(Error::new(format!(
+            "a target of {target} parameters is out of reach: the nearest that these blocks can have is {found}"
+        )));
+    }
+    Ok(())
+}
+
+/// The multiple of `step`, at least one, with which a model comes nearest to `target`; its parameters grow linearly.
+fn nearest_width(step: usize, target: usize, params: impl Fn(usize) -> usize) -> usize {
+    let (one, two) = (params(step), params(2 * step));
+    step * (1 + (target.saturating_sub(one) + (two - one) / 2) / (two - one))
+}
+
 fn nearest(architecture: &Architecture, step: usize, target: usize) -> Architecture {
-    let at = |steps: usize| with_width(architecture, steps * step);
-    let (one, two) = (block_params(&at(1)), block_params(&at(2)));
-    at(1 + (target.saturating_sub(one) + (two - one) / 2) / (two - one))
+    with_width(architecture, nearest_width(step, target, |width| block_params(&with_width(architecture, width))))
 }
 
 /// How far the parameters are from `target`, as a part of it.

@@ -40,9 +40,9 @@ fn train(model: &str) {
     let settings = Settings { steps: 200, seq: 32, batch: 2, ..Settings::preset("nano").unwrap() };
     let data = Data::open("math", settings.val_fraction, settings.seq).unwrap();
     let config = settings.model(model, 256).unwrap();
-    let language_model = kumiki::models::LanguageModel::new(&config, 0, settings.dtype().unwrap()).unwrap();
+    let model_of_run = kumiki::models::Model::new(&config, 0, settings.dtype().unwrap()).unwrap();
     let mut trainer = Trainer::new(
-        language_model,
+        model_of_run,
         settings.step_config().unwrap(),
         data.batches(settings.batch, settings.seq, settings.seed).unwrap(),
         0,

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use kumiki_autograd::Tape;
 use kumiki_models::{
-    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, TangoConfig,
-    TransformerConfig, Window, accounting,
+    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, ModelConfig,
+    TangoConfig, TransformerConfig, Window, accounting,
 };
 use kumiki_nn::{AdamW, Diagonal, Module, clip_global_norm};
 use kumiki_ops::FeatureMap;
@@ -157,7 +157,7 @@ impl StepBench {
         let config = self.config()?;
         let StepBench { dtype, batch: rows, seq, .. } = *self;
         let step = memory::Step { dtype, rows, seq, accumulate: 1, recompute: false };
-        step.check(&self.model, &config, "--params, --batch, --seq or --vocab")?;
+        step.check(&self.model, &ModelConfig::Language(config.clone()), "--params, --batch, --seq or --vocab")?;
         let failed = |e: kumiki_tensor::Error| Error::new(e.to_string());
         let mut model = LanguageModel::new(&config, 0, self.dtype).map_err(failed)?;
         let mut rng = Rng::new(0);

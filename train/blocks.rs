@@ -1,4 +1,4 @@
-//! Where the blocks of a double decoder's training sequences start: drawn for every batch, a pure function of seed and step.
+//! Where the blocks of a double decoder's training sequences start: drawn for every row, a pure function of seed and row.
 
 use std::path::Path;
 
@@ -49,10 +49,11 @@ impl BlockSampling {
         }
     }
 
-    /// The blocks of `rows` sequences of `len` tokens, each row with its own, for one step of a run.
-    pub fn draw(&self, rows: usize, len: usize, seed: u64, step: u64) -> BlockStarts {
-        let mut rng = Rng::new(seed).fork("blocks").fork(&step.to_string());
-        let starts = (0..rows.max(1)).map(|_| self.row(len, &mut rng)).collect();
+    /// The blocks of `rows` sequences of `len` tokens, each with its own: the rows of a run from number `first` on.
+    pub fn draw(&self, rows: usize, len: usize, seed: u64, first: u64) -> BlockStarts {
+        let rng = Rng::new(seed).fork("blocks");
+        let row = |i: u64| self.row(len, &mut rng.fork(&(first + i).to_string()));
+        let starts = (0..rows.max(1) as u64).map(row).collect();
         BlockStarts::new(starts, len).expect("ascending, in range")
     }
 
@@ -119,20 +120,19 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn draws_are_in_order_and_depend_on_seed_and_step_alone() {
+    fn draws_are_in_order_and_depend_on_seed_and_row_alone() {
         for sampling in [BlockSampling::RandomUniform, BlockSampling::PromptStyle(vec![3, 900, 40])] {
-            let draw = |seed, step| sampling.draw(6, 64, seed, step);
+            let draw = |seed, first| sampling.draw(6, 64, seed, first);
             assert_eq!(draw(1, 5), draw(1, 5));
             assert!(draw(1, 5) != draw(1, 6) && draw(1, 5) != draw(2, 5));
+            assert_eq!(draw(1, 5).of(3), sampling.draw(1, 64, 1, 8).of(0), "whatever the rows of a batch");
         }
         let (mut fewest, mut most, mut seen) = (99, 0, [false; 64]);
-        for step in 0..200 {
-            let blocks = BlockSampling::RandomUniform.draw(4, 64, 0, step);
-            for row in 0..4 {
-                let starts = blocks.of(row);
-                (fewest, most) = (starts.len().min(fewest), starts.len().max(most));
-                starts.iter().for_each(|&start| seen[start] = true);
-            }
+        let blocks = BlockSampling::RandomUniform.draw(800, 64, 0, 0);
+        for row in 0..800 {
+            let starts = blocks.of(row);
+            (fewest, most) = (starts.len().min(fewest), starts.len().max(most));
+            starts.iter().for_each(|&start| seen[start] = true);
         }
         assert_eq!((fewest, most), CUTS);
         assert!(!seen[0] && seen[1..].iter().all(|&place| place), "every place is met");

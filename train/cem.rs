@@ -1,12 +1,13 @@
 //! What the descents of a CEM model do on a text: how its energies fall, and what more or fewer steps are worth.
 
 use kumiki_autograd::Tape;
-use kumiki_models::LanguageModel;
-use kumiki_nn::{Call, Trace};
+use kumiki_models::Model;
+use kumiki_nn::{Call, Descent, Trace};
+use kumiki_tensor::Tensor;
 use serde::Serialize;
 
 use crate::batches::Validation;
-use crate::trainer::{Evaluation, evaluate, to_tensors};
+use crate::trainer::{Evaluation, evaluate};
 use crate::{Error, Result};
 
 /// How a model's descents are run, where that differs from its training.
@@ -24,7 +25,7 @@ impl Steps {
     ///
     /// # Errors
     /// When the model has no descents, or a number is out of its range.
-    pub fn apply(&self, model: &mut LanguageModel) -> Result<Option<Trace>> {
+    pub fn apply(&self, model: &mut Model) -> Result<Option<Trace>> {
         if *self == Steps::default() {
             return Ok(None);
         }
@@ -47,7 +48,7 @@ impl Steps {
 
 /// # Errors
 /// When there are none.
-fn with_descents(model: &mut LanguageModel) -> Result<Vec<(String, &mut kumiki_nn::Descent)>> {
+fn with_descents(model: &mut Model) -> Result<Vec<(String, &mut Descent)>> {
     let found = model.descents_mut();
     if found.is_empty() {
         return Err(Error::new(
@@ -80,7 +81,7 @@ pub struct Energies {
 ///
 /// # Errors
 /// When the model has none, or an energy is not finite.
-pub fn energies(model: &mut LanguageModel, windows: &Validation, steps: Option<usize>) -> Result<Vec<Energies>> {
+pub fn energies(model: &mut Model, windows: &Validation, steps: Option<usize>) -> Result<Vec<Energies>> {
     Steps { steps, tolerance: None }.apply(model)?;
     let mut traces = Vec::new();
     for (name, descent) in with_descents(model)? {
@@ -88,12 +89,13 @@ pub fn energies(model: &mut LanguageModel, windows: &Validation, steps: Option<u
         descent.trace = Some(trace.clone());
         traces.push((name, trace));
     }
+    let Model::Language(model) = model else { unreachable!("no other kind has descents") };
     // Tied blocks are called once for every application.
     let (sets, applications) = (model.blocks.len(), model.config.architecture.applications());
     let mut sums: Vec<Energies> = Vec::new();
     let mut tokens = vec![];
     for batch in windows.batches() {
-        let (inputs, _) = to_tensors(&batch);
+        let inputs = Tensor::from_slice(&batch.inputs(), &[batch.rows, batch.seq]);
         model.hidden(&Tape::inference(), &inputs, None);
         let mut at = 0;
         for (name, trace) in &traces {
@@ -138,9 +140,9 @@ pub struct Found {
 ///
 /// # Errors
 /// As [`Steps::apply`] and [`evaluate`].
-pub fn loss_with(model: &mut LanguageModel, windows: &Validation, steps: Steps) -> Result<(Evaluation, f64)> {
+pub fn loss_with(model: &mut Model, windows: &Validation, steps: Steps) -> Result<(Evaluation, f64)> {
     let before: Vec<_> = model.descents_mut().into_iter().map(|(_, descent)| descent.clone()).collect();
-    let run = |model: &mut LanguageModel| {
+    let run = |model: &mut Model| {
         let trace = steps.apply(model)?.unwrap_or_default();
         let evaluation = evaluate(model, windows, |_| {})?;
         Ok((evaluation, mean_steps(&trace.take()).unwrap_or(f64::NAN)))
@@ -156,7 +158,7 @@ pub fn loss_with(model: &mut LanguageModel, windows: &Validation, steps: Steps) 
 /// # Errors
 /// As [`loss_with`], and those of `show`.
 pub fn losses(
-    model: &mut LanguageModel,
+    model: &mut Model,
     windows: &Validation,
     most: usize,
     tolerances: &[f64],
@@ -180,9 +182,9 @@ mod tests {
     use crate::settings::Settings;
     use kumiki_tensor::DType;
 
-    fn model(name: &str) -> LanguageModel {
+    fn model(name: &str) -> Model {
         let config = Settings::preset("nano").unwrap().model(name, 256).unwrap();
-        LanguageModel::new(&config, 0, DType::F64).unwrap()
+        Model::new(&config, 0, DType::F64).unwrap()
     }
 
     fn windows() -> Validation {

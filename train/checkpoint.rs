@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use kumiki_models::accounting::checked_total_params;
-use kumiki_models::{LanguageModel, LanguageModelConfig, SequenceRegressor, SequenceRegressorConfig};
+use kumiki_models::{LanguageModelConfig, Model, ModelConfig, SequenceRegressor, SequenceRegressorConfig};
 use kumiki_nn::Module;
 use kumiki_tensor::{DType, Tensor, safetensors};
 use serde::Serialize;
@@ -15,6 +14,8 @@ use crate::{Error, Result};
 
 /// What files say that this program can read.
 const LANGUAGE_MODEL: &str = "kumiki language model, version ";
+const DOUBLE_DECODER: &str = "kumiki double decoder, version ";
+const ENCODER_DECODER: &str = "kumiki encoder-decoder, version ";
 const REGRESSOR: &str = "kumiki sequence regressor, version ";
 const VERSION: u64 = 1;
 
@@ -25,7 +26,7 @@ pub const MODEL_FILE: &str = "model.safetensors";
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// The model.
-    pub model: LanguageModel,
+    pub model: Model,
     /// What was noted when it was saved.
     pub notes: BTreeMap<String, String>,
 }
@@ -95,8 +96,12 @@ pub(crate) fn is_seed(folder: &Path) -> bool {
 ///
 /// # Errors
 /// When the folder cannot be made or written; a checkpoint that was there before stays as it was.
-pub fn save(folder: &Path, model: &LanguageModel, notes: &BTreeMap<String, String>) -> Result<()> {
-    write(folder, LANGUAGE_MODEL, &model.config, model, notes)
+pub fn save(folder: &Path, model: &Model, notes: &BTreeMap<String, String>) -> Result<()> {
+    match model {
+        Model::Language(m) => write(folder, LANGUAGE_MODEL, &m.config, m, notes),
+        Model::Double(m) => write(folder, DOUBLE_DECODER, &m.config, m, notes),
+        Model::EncoderDecoder(m) => write(folder, ENCODER_DECODER, &m.config, m, notes),
+    }
 }
 
 /// As [`save`], for a regressor.
@@ -153,13 +158,21 @@ fn check_notes(notes: &BTreeMap<String, String>, expected: &str) -> std::result:
 pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     let file = find(path)?;
     let failed = |why: String| unusable(&file, &why);
-    let (config, mut contents): (LanguageModelConfig, _) = read(&file, LANGUAGE_MODEL)?;
+    let mut contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
+    let is = |format: &str| contents.metadata.get("format").is_some_and(|found| found.starts_with(format));
+    let config = if is(DOUBLE_DECODER) {
+        ModelConfig::Double(config_of(&file, DOUBLE_DECODER, &contents)?)
+    } else if is(ENCODER_DECODER) {
+        ModelConfig::EncoderDecoder(config_of(&file, ENCODER_DECODER, &contents)?)
+    } else {
+        ModelConfig::Language(config_of(&file, LANGUAGE_MODEL, &contents)?)
+    };
     let ids = ByteTokenizer::VOCAB;
-    if config.n_vocab != ids {
-        return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.n_vocab)));
+    if config.text_ids() != ids {
+        return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.text_ids())));
     }
     check_size(&config, &contents).map_err(failed)?;
-    let mut model = LanguageModel::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
+    let mut model = Model::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
     contents.metadata.remove("config");
     Ok(Checkpoint { model, notes: contents.metadata })
@@ -172,10 +185,12 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
 pub fn load_regressor(path: &Path, dtype: DType) -> Result<SequenceRegressor> {
     let file = find(path)?;
     let failed = |why: String| unusable(&file, &why);
-    let (config, contents): (SequenceRegressorConfig, _) = read(&file, REGRESSOR)?;
+    let contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
+    let config: SequenceRegressorConfig = config_of(&file, REGRESSOR, &contents)?;
     let SequenceRegressorConfig { inputs, architecture } = config.clone();
     // A table of one row more has as many numbers as the two maps.
-    let as_large = LanguageModelConfig { n_vocab: inputs.saturating_add(1), architecture };
+    let n_vocab = inputs.saturating_add(1);
+    let as_large = ModelConfig::Language(LanguageModelConfig { n_vocab, architecture });
     check_size(&as_large, &contents).map_err(failed)?;
     let mut model = SequenceRegressor::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
@@ -186,20 +201,18 @@ fn unusable(file: &Path, why: &str) -> Error {
     Error::new(format!("cannot load `{}`: {why}", file.display()))
 }
 
-/// The configuration in a file of this format, and the whole of the file.
-fn read<C: DeserializeOwned>(file: &Path, format: &str) -> Result<(C, safetensors::Contents)> {
-    let contents = safetensors::load(file).map_err(|e| Error::new(e.to_string()))?;
+/// The configuration in a file of this format.
+fn config_of<C: DeserializeOwned>(file: &Path, format: &str, contents: &safetensors::Contents) -> Result<C> {
     let failed = |why: String| unusable(file, &why);
     check_notes(&contents.metadata, format).map_err(failed)?;
     let config = (contents.metadata.get("config"))
         .ok_or_else(|| failed("its header has no `config`, so it was not written by kumiki".into()))?;
-    let config = serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))?;
-    Ok((config, contents))
+    serde_json::from_str(config).map_err(|e| failed(format!("its configuration cannot be read: {e}")))
 }
 
 /// The sizes come from a file: a model that the file cannot hold must not be allocated.
-fn check_size(config: &LanguageModelConfig, contents: &safetensors::Contents) -> std::result::Result<(), String> {
-    let wanted = checked_total_params(config).ok_or("its sizes are absurd")?;
+fn check_size(config: &ModelConfig, contents: &safetensors::Contents) -> std::result::Result<(), String> {
+    let wanted = config.checked_total_params().ok_or("its sizes are absurd")?;
     let held: usize = contents.tensors.values().map(Tensor::len).sum();
     if wanted != held {
         return Err(format!("its configuration asks for {wanted} parameters, the tensors hold {held}"));
@@ -220,7 +233,7 @@ mod tests {
     /// A small model's file whose header has `key` set to `value`.
     fn changed(dir: &Scratch, key: &str, value: &str) -> PathBuf {
         let config = Settings::preset("nano").unwrap().model("tango", 256).unwrap();
-        let model = LanguageModel::new(&config, 0, DType::F32).unwrap();
+        let model = Model::new(&config, 0, DType::F32).unwrap();
         save(dir.path(), &model, &BTreeMap::new()).unwrap();
         let file = dir.path().join(MODEL_FILE);
         let mut contents = safetensors::load(&file).unwrap();
@@ -236,7 +249,7 @@ mod tests {
         load(&changed(&dir, "step", "12")).unwrap();
         let config = Settings::preset("nano").unwrap();
         let with = |vocab: usize, base: f64| {
-            let mut config = config.model("tango", vocab).unwrap();
+            let ModelConfig::Language(mut config) = config.model("tango", vocab).unwrap() else { panic!() };
             if let kumiki_models::Architecture::Tango(c) = &mut config.architecture {
                 c.rope_base = base;
             }
@@ -279,10 +292,39 @@ mod tests {
     }
 
     #[test]
+    fn models_of_two_stacks_come_back() {
+        let dir = Scratch::new();
+        let settings = Settings::for_suite(crate::zoo::Suite::Double, "nano").unwrap();
+        for name in ["double-separate-loops2", "encoder-decoder"] {
+            let model = Model::new(&settings.model(name, 256).unwrap(), 3, DType::F32).unwrap();
+            save(dir.path(), &model, &BTreeMap::new()).unwrap();
+            let back = load(dir.path(), DType::F32).unwrap().model;
+            let values = |m: &Model| m.params().iter().map(|(_, p)| p.value().to_f64_vec()).collect::<Vec<_>>();
+            assert_eq!((back.config(), values(&back)), (model.config(), values(&model)));
+        }
+        let file = dir.path().join(MODEL_FILE);
+        let contents = safetensors::load(&file).unwrap();
+        for (from, to, phrase) in [
+            ("\"sentinels\":4", "\"sentinels\":400", "its n_vocab must be 256, the number of bytes, found 0"),
+            ("\"d_model\":32", "\"d_model\":33000000", "its sizes are absurd"),
+            ("\"decoder_layers\":1", "\"decoder_layers\":2", "parameters, the tensors hold"),
+            ("\"heads\":2", "\"heads\":3", "heads must divide"),
+        ] {
+            let mut metadata = contents.metadata.clone();
+            let config = metadata["config"].replace(from, to);
+            assert_ne!(config, metadata["config"], "{config}");
+            metadata.insert("config".into(), config);
+            safetensors::save(&file, contents.tensors.iter().map(|(n, t)| (n.as_str(), t)), &metadata).unwrap();
+            let error = load(dir.path(), DType::F32).unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
+    }
+
+    #[test]
     fn a_model_of_many_blocks_comes_back() {
         let dir = Scratch::new();
         let settings = Settings { blocks: 1024, ..Settings::preset("nano").unwrap() };
-        let model = LanguageModel::new(&settings.model("tango", 256).unwrap(), 0, DType::F32).unwrap();
+        let model = Model::new(&settings.model("tango", 256).unwrap(), 0, DType::F32).unwrap();
         save(dir.path(), &model, &BTreeMap::new()).unwrap();
         load(dir.path(), DType::F32).unwrap();
     }

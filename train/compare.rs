@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use kumiki_models::LanguageModel;
+use kumiki_models::Model;
 use kumiki_models::accounting::{self, Pairs};
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,15 @@ pub struct ModelResult {
     pub params_total: usize,
     /// Multiply-accumulates of a forward pass over one sequence, all token pairs counted.
     pub macs: u64,
-    /// Validation loss, nats per token; absent when the text was too short to hold anything out.
+    /// Validation loss, nats per token; absent when the text was too short to hold anything out, and of an encoder-decoder,
+    /// which does not predict every token of a text.
     pub val_nll: Option<f64>,
+    /// The same over the second half of every window given the first, which compares all kinds of models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_half_nll: Option<f64>,
+    /// Validation loss of an encoder-decoder on gaps, nats per token of its targets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap_nll: Option<f64>,
     /// Validation loss, bits per byte.
     pub bits_per_byte: Option<f64>,
     /// Validation loss over the tokens of answers, for corpora that know them.
@@ -120,11 +127,12 @@ pub fn train_model(
     let started = Instant::now();
     let named = |e: &dyn std::fmt::Display| Error::new(format!("model `{name}`: {e}"));
     let config = settings.model(name, ByteTokenizer::VOCAB)?;
-    let mut model = LanguageModel::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
-    model.checkpoint_activations = settings.checkpoint_activations;
+    let mut model = Model::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
+    model.recompute(settings.checkpoint_activations);
     let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
     let batches = data.batches(settings.batch, settings.seq, settings.seed)?;
     let mut trainer = Trainer::new(model, settings.step_config()?, batches, settings.seed)?;
+    trainer.sampling = settings.sampling(name).map_err(|e| named(&e))?;
     show(Event::Start { model: name, steps: settings.steps });
     save(&trainer, name, folder, settings)?;
     let mut good = 0;
@@ -172,13 +180,16 @@ pub fn train_model(
     }
     let report = last.ok_or_else(|| Error::new("steps must be at least 1, found 0"))?;
     let of = |class| evaluation.and_then(|e| e.of(class)).map(|(nll, _)| nll);
+    let of_text = evaluation.filter(|e| e.of_text);
     let result = ModelResult {
         model: name.to_owned(),
-        params: accounting::block_params(&config.architecture),
-        params_total: accounting::total_params(&config),
-        macs: accounting::total(&accounting::macs(&config, settings.seq, Pairs::Full)),
-        val_nll: evaluation.map(|e| e.nll),
-        bits_per_byte: evaluation.map(|e| e.bits()),
+        params: config.block_params(),
+        params_total: config.total_params(),
+        macs: accounting::total(&config.macs(settings.seq, Pairs::Full)),
+        val_nll: of_text.map(|e| e.nll),
+        second_half_nll: evaluation.map(|e| e.second_half),
+        gap_nll: evaluation.filter(|e| !e.of_text).map(|e| e.nll),
+        bits_per_byte: of_text.map(|e| e.bits()),
         answer_nll: of(Class::Answer),
         proof_nll: of(Class::Proof),
         source_nll: of(Class::Source),
@@ -188,7 +199,8 @@ pub fn train_model(
         tok_s: report.tokens as f64 / training,
         seconds: started.elapsed().as_secs_f64(),
     };
-    let found = result.val_nll.map(|nll| ("validation loss", nll));
+    let gaps = result.gap_nll.map(|nll| ("validation loss of gaps", nll));
+    let found = result.val_nll.map(|nll| ("validation loss", nll)).or(gaps);
     show(Event::Done { model: name, seconds: result.seconds, found });
     Ok(result)
 }

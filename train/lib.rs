@@ -23,13 +23,16 @@ pub mod marks;
 pub mod math;
 mod memory;
 mod mix;
+pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;
+pub mod prefix;
 mod resume;
 pub mod run;
 pub mod sample;
 pub mod scaling;
 pub mod settings;
+mod spans;
 pub mod suggest;
 pub mod summary;
 pub mod tokenizer;

@@ -3,8 +3,8 @@
 //! Only what is certain is counted, so that nothing is refused that would run: parameters with their gradients and the
 //! optimiser's two moments, what block applications keep for the backward, the tokens.
 
-use kumiki_models::accounting::{block_params, saved_numbers, state_bytes, total_params};
-use kumiki_models::{Architecture, LanguageModelConfig, SequenceRegressorConfig};
+use kumiki_models::accounting::{block_params, saved_numbers};
+use kumiki_models::{ModelConfig, SequenceRegressorConfig, SpanCounts};
 use kumiki_tensor::DType;
 
 use crate::{Error, Result};
@@ -23,18 +23,37 @@ pub(crate) struct Step {
     pub recompute: bool,
 }
 
+/// What the memory of a model follows from.
+struct Sizes {
+    d_model: usize,
+    params: u128,
+    /// Numbers that every layer application keeps of a token for the backward.
+    saved: Vec<u64>,
+}
+
+impl Sizes {
+    fn of(config: &ModelConfig) -> Sizes {
+        Sizes { d_model: config.d_model(), params: config.total_params() as u128, saved: config.saved_numbers() }
+    }
+
+    /// Of all layer applications, and of the one that keeps most.
+    fn kept(&self) -> (u128, u128) {
+        let most = self.saved.iter().copied().max().unwrap_or(0);
+        (self.saved.iter().map(|&n| u128::from(n)).sum(), most.into())
+    }
+}
+
 impl Step {
-    /// A lower bound, in bytes, for a model with `params` parameters.
-    fn least(&self, architecture: &Architecture, params: u128) -> u128 {
+    /// A lower bound, in bytes.
+    fn least(&self, sizes: &Sizes) -> u128 {
         let float = if self.dtype == DType::F64 { 8 } else { 4 };
         let tokens = self.rows as u128 * self.seq as u128;
-        let [d, applications] = [architecture.d_model(), architecture.applications()].map(|n| n as u128);
-        let (all, most) = kept(architecture);
+        let (all, most) = sizes.kept();
         // Recomputed, every application keeps its input, and one at a time the rest.
-        let kept = if self.recompute { applications * d + most } else { all };
+        let kept = if self.recompute { sizes.saved.len() as u128 * sizes.d_model as u128 + most } else { all };
         // Value and two moments; the gradient comes as what is kept goes, except from the second batch on. A token and its
         // target are 8 bytes each.
-        let params = float * params;
+        let params = float * sizes.params;
         let with_kept = if self.accumulate > 1 { 4 } else { 3 } * params + kept * float * tokens;
         with_kept.max(4 * params) + 16 * tokens * self.accumulate as u128
     }
@@ -43,8 +62,13 @@ impl Step {
     ///
     /// # Errors
     /// A sentence with what is needed and what there is.
-    pub(crate) fn check(&self, name: &str, config: &LanguageModelConfig, options: &str) -> Result<()> {
-        fits("training", name, self.least(&config.architecture, total_params(config) as u128), available(), options)
+    pub(crate) fn check(&self, name: &str, config: &ModelConfig, options: &str) -> Result<()> {
+        // What is counted of an encoder-decoder is its encoder, which reads less than the text.
+        let seq = match config {
+            ModelConfig::EncoderDecoder(_) => SpanCounts::of(self.seq).source(),
+            _ => self.seq,
+        };
+        fits("training", name, Step { seq, ..*self }.least(&Sizes::of(config)), available(), options)
     }
 
     /// As [`Step::check`], for a regressor: its two maps beside the blocks are nothing beside what is not counted.
@@ -52,15 +76,11 @@ impl Step {
     /// # Errors
     /// A sentence with what is needed and what there is.
     pub(crate) fn check_regressor(&self, name: &str, config: &SequenceRegressorConfig, options: &str) -> Result<()> {
-        let params = block_params(&config.architecture) as u128;
-        fits("training", name, self.least(&config.architecture, params), available(), options)
+        let architecture = &config.architecture;
+        let (d_model, params) = (architecture.d_model(), block_params(architecture) as u128);
+        let saved = (0..architecture.applications()).map(|layer| saved_numbers(architecture, layer)).collect();
+        fits("training", name, self.least(&Sizes { d_model, params, saved }), available(), options)
     }
-}
-
-/// Numbers kept of a token for the backward: of all block applications, and of the one that keeps most.
-fn kept(architecture: &Architecture) -> (u128, u128) {
-    let layers = (0..architecture.applications()).map(|layer| saved_numbers(architecture, layer).into());
-    layers.fold((0, 0), |(sum, most): (u128, u128), one| (sum + one, most.max(one)))
 }
 
 /// Whether a prompt of `seq` tokens can be taken and decoded from: parameters, what is kept of every token, and half of what
@@ -68,16 +88,10 @@ fn kept(architecture: &Architecture) -> (u128, u128) {
 ///
 /// # Errors
 /// A sentence with what is needed and what there is.
-pub(crate) fn check_inference(
-    name: &str,
-    config: &LanguageModelConfig,
-    seq: usize,
-    dtype: DType,
-    options: &str,
-) -> Result<()> {
-    let float = dtype.size();
-    let passing = kept(&config.architecture).1 * seq as u128 / 2;
-    let least = (total_params(config) as u128 + passing) * float as u128 + u128::from(state_bytes(config, seq, float));
+pub(crate) fn check_inference(name: &str, config: &ModelConfig, seq: usize, dtype: DType, options: &str) -> Result<()> {
+    let (float, sizes) = (dtype.size(), Sizes::of(config));
+    let passing = sizes.kept().1 * seq as u128 / 2;
+    let least = (sizes.params + passing) * float as u128 + u128::from(config.state_bytes(seq, float));
     fits("inference with", name, least, available(), options)
 }
 
@@ -122,9 +136,9 @@ mod tests {
         let step = Step { dtype: DType::F32, rows: 8, seq: 64, accumulate: 1, recompute: false };
         for &model in Suite::Tango.models() {
             let config = small.model(model, 256).unwrap();
-            let (params, tokens) = (total_params(&config) as u128, 8 * 64);
-            let one = u128::from(saved_numbers(&config.architecture, 0));
-            let least = |step: Step| step.least(&config.architecture, params);
+            let (params, tokens) = (config.total_params() as u128, 8 * 64);
+            let one = u128::from(config.saved_numbers()[0]);
+            let least = |step: Step| step.least(&Sizes::of(&config));
             assert_eq!(least(step), 12 * params + 2 * 4 * tokens * one + 16 * tokens);
             let recomputed = Step { recompute: true, ..step };
             assert_eq!(least(recomputed), 12 * params + 4 * tokens * (one + 2 * 32) + 16 * tokens);

@@ -67,7 +67,7 @@ pub(crate) fn read(folder: &Path) -> Result<Old> {
 /// Whether the model of a finished row is still there, whole, and the one that the row is about.
 fn usable(row: &Row, settings: &Settings, folder: &Path) -> Result<()> {
     let path = folder.join(&row.folder);
-    let found = checkpoint::load(&path, settings.dtype()?)?.model.config;
+    let found = checkpoint::load(&path, settings.dtype()?)?.model.config();
     if found == settings.model(&row.result.model, ByteTokenizer::VOCAB)? {
         return Ok(());
     }

@@ -16,8 +16,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kumiki_models::accounting::block_params;
-use kumiki_models::width_error;
 use kumiki_ops::simd;
 use kumiki_tensor::threads;
 use serde::{Deserialize, Serialize};
@@ -98,6 +96,7 @@ impl Plan {
         for (i, model) in self.models.iter().enumerate() {
             let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
             step.check(model, &config, "--batch, --seq or --params")?;
+            self.settings.sampling(model).map_err(|e| Error::new(format!("model `{model}`: {e}")))?;
             if self.models[..i].contains(model) {
                 return Err(Error::new(format!("model `{model}` is named twice")));
             }
@@ -145,8 +144,8 @@ impl Plan {
         let mut notes = vec![];
         for model in self.models.iter().filter(|model| self.settings.sizes(model)) {
             let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
-            if width_error(&config.architecture, params) > 0.05 {
-                let found = block_params(&config.architecture);
+            let found = config.block_params();
+            if (found as f64 / params as f64 - 1.0).abs() > 0.05 {
                 notes.push(format!(
                     "`{model}` has {found} parameters where {params} were asked for: with d_model {d_model} and {blocks} \
                      blocks it comes no nearer"

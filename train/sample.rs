@@ -1,6 +1,6 @@
 //! Choosing the next token, and generating text token by token.
 
-use kumiki_models::LanguageModel;
+use kumiki_models::Model;
 use kumiki_tensor::{Rng, Tensor};
 
 use crate::{Error, Result};
@@ -80,37 +80,83 @@ impl Sampling {
     }
 }
 
-/// Continues `prompt` by up to `count` tokens, calling `emit` with each; it returns whether to go on.
+/// The length of a double decoder's blocks when nobody says another: about what it meets in training on 256 tokens.
+pub const BLOCK_LEN: usize = 64;
+
+/// The most tokens of a text, prompt included.
+pub const LONGEST: usize = 1 << 20;
+
+/// What is to be written.
+pub struct Request {
+    /// One for every sequence; all are continued at once.
+    pub prompts: Vec<Vec<i64>>,
+    /// Tokens to add to each, at most.
+    pub count: usize,
+    /// The length of a double decoder's blocks, see [`BLOCK_LEN`]; other models have none.
+    pub block_len: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Where chance comes from. Every sequence draws from its own numbers: it is the same whatever is written beside it.
+    pub rng: Rng,
+}
+
+impl Request {
+    /// Everything that can be wrong without a model. `before` tokens are before every prompt.
+    ///
+    /// # Errors
+    /// As [`Sampling::check`]; when a sequence would be longer than [`LONGEST`].
+    pub(crate) fn check(&self, before: usize) -> Result<()> {
+        self.sampling.check()?;
+        let len = before + self.prompts.iter().map(Vec::len).max().unwrap_or(0);
+        if len.saturating_add(self.count) > LONGEST {
+            let count = self.count;
+            return Err(Error::new(format!(
+                "a prompt of {len} tokens and {count} more are too long: together they may have {LONGEST}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Chooses tokens, given the logits `[B, n]` of the first; `step` takes one token for every sequence and gives the logits
+    /// of what comes next.
+    ///
+    /// # Errors
+    /// As [`Sampling::choose`], and those of `emit`.
+    pub(crate) fn write(
+        &self,
+        mut logits: Tensor,
+        mut emit: impl FnMut(usize, i64) -> Result<bool>,
+        mut step: impl FnMut(&[i64]) -> Tensor,
+    ) -> Result<()> {
+        let rows = self.prompts.len();
+        // The first of several draws what it would alone.
+        let of_row = |row: usize| if row == 0 { self.rng.clone() } else { self.rng.fork(&row.to_string()) };
+        let mut rngs: Vec<Rng> = (0..rows).map(of_row).collect();
+        let mut chosen = vec![0; rows];
+        for n in 0..self.count {
+            if n > 0 {
+                logits = step(&chosen);
+            }
+            for (row, rng) in rngs.iter_mut().enumerate() {
+                chosen[row] = self.sampling.choose(&logits.select(0, row).to_f64_vec(), rng)? as i64;
+                if !emit(row, chosen[row])? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes what is asked for. `emit` is called with a sequence's number and its next token; it returns whether to go on.
 ///
 /// # Errors
-/// When the prompt is empty or holds an id that the model does not have, or as [`Sampling::choose`] does.
-pub fn generate(
-    model: &LanguageModel,
-    prompt: &[i64],
-    count: usize,
-    sampling: &Sampling,
-    rng: &mut Rng,
-    mut emit: impl FnMut(i64) -> Result<bool>,
-) -> Result<()> {
-    sampling.check()?;
-    let n_vocab = model.config.n_vocab as i64;
-    if prompt.is_empty() {
-        return Err(Error::new("the prompt is empty; at least one token is needed to continue from"));
-    }
-    if let Some(bad) = prompt.iter().find(|id| !(0..n_vocab).contains(id)) {
-        return Err(Error::new(format!("the prompt holds token {bad}; the model knows 0 to {}", n_vocab - 1)));
-    }
-    let mut cache = model.new_cache();
-    let mut next = prompt.to_vec();
-    for _ in 0..count {
-        let logits = model.next_logits(&Tensor::from_slice(&next, &[1, next.len()]), &mut cache);
-        let token = sampling.choose(&logits.to_f64_vec(), rng)? as i64;
-        if !emit(token)? {
-            break;
-        }
-        next = vec![token];
-    }
-    Ok(())
+/// When a prompt is empty, holds an id that the model does not have or is too long, or as [`Sampling::choose`] does.
+pub fn generate(model: &Model, request: &Request, emit: impl FnMut(usize, i64) -> Result<bool>) -> Result<()> {
+    request.check(0)?;
+    let started = model.start(&request.prompts, request.block_len);
+    let (mut writing, logits) = started.map_err(|e| Error::new(e.to_string()))?;
+    request.write(logits, emit, |tokens| model.step(tokens, &mut writing))
 }
 
 #[cfg(test)]

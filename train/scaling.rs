@@ -3,12 +3,15 @@
 use std::time::Instant;
 
 use kumiki_autograd::Tape;
-use kumiki_models::LanguageModel;
+use kumiki_models::Model;
 use kumiki_nn::{AdamW, Module, clip_global_norm};
-use kumiki_tensor::{DType, Rng, memory_stats, release_cached_memory, reset_peak};
+use kumiki_tensor::{DType, Rng, Tensor, memory_stats, release_cached_memory, reset_peak};
 use serde::Serialize;
 
+use crate::batches::Batch;
+use crate::blocks::BlockSampling;
 use crate::memory;
+use crate::objective::Lesson;
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
@@ -29,9 +32,10 @@ pub struct Row {
 }
 
 struct Case {
-    model: LanguageModel,
+    model: Model,
     optimizer: AdamW,
     name: String,
+    dtype: DType,
     seq: usize,
     times: Vec<f64>,
     bytes: usize,
@@ -62,9 +66,10 @@ pub fn measure(
             memory::Step { dtype, rows: 1, seq: tokens, accumulate: 1, recompute: settings.checkpoint_activations };
         step.check(name, &config, "--seq or --params")?;
         for &seq in lengths {
-            let mut model = LanguageModel::new(&config, settings.seed, dtype).map_err(|e| Error::new(e.to_string()))?;
-            model.checkpoint_activations = settings.checkpoint_activations;
-            cases.push(Case { model, optimizer: AdamW::default(), name: name.clone(), seq, times: vec![], bytes: 0 });
+            let mut model = Model::new(&config, settings.seed, dtype).map_err(|e| Error::new(e.to_string()))?;
+            model.recompute(settings.checkpoint_activations);
+            let (optimizer, name) = (AdamW::default(), name.clone());
+            cases.push(Case { model, optimizer, name, dtype, seq, times: vec![], bytes: 0 });
         }
     }
     for round in 0..=rounds {
@@ -101,14 +106,16 @@ impl Case {
 
     fn step(&mut self, number: u64, counts: bool) -> Result<f64> {
         let mut rng = Rng::new(number);
-        let mut ids = || rng.ids(DType::I64, &[1, self.seq], ByteTokenizer::VOCAB as u64);
-        let (inputs, targets) = (ids(), ids());
+        let tokens = rng.ids(DType::I64, &[self.seq + 1], ByteTokenizer::VOCAB as u64).as_slice::<i64>().to_vec();
+        let batch = Batch { rows: 1, seq: self.seq, tokens, classes: None };
+        let lesson = Lesson::new(&self.model, &BlockSampling::RandomUniform, &batch, number, 0);
+        let weight = Tensor::scalar(self.dtype, 1.0 / lesson.targets() as f64);
         reset_peak();
         let before = memory_stats().live;
         let started = Instant::now();
         let tape = Tape::training(Rng::new(number));
-        let loss = self.model.loss(&tape, &inputs, &targets);
-        let mut grads = tape.backward(&loss);
+        let loss = lesson.loss_sum(&self.model, &tape);
+        let mut grads = tape.backward_from(&[(&loss, weight)]);
         drop((loss, tape));
         let bytes = memory_stats().peak - before;
         let mut params = self.model.params_mut();

@@ -50,6 +50,10 @@ pub struct Settings {
     pub cem_mlp: String,
     /// The feed-forward width of CEM: `llama`, that of the Llama of the wanted size, or `own`, solved for the same size.
     pub cem_width: String,
+    /// Of the L layers of double decoder and encoder-decoder, those of the context stack or the encoder; 0 for two thirds.
+    pub context_layers: usize,
+    /// A file with lengths of prompts, for double decoders of `prompt_style`; empty for none.
+    pub prompt_lengths: String,
     /// Block applications L.
     pub blocks: usize,
     /// Distinct parameters outside of the token table; each model's free width is solved for it.
@@ -103,6 +107,8 @@ impl Default for Settings {
             cem_attention: "cem".into(),
             cem_mlp: "cem".into(),
             cem_width: "llama".into(),
+            context_layers: 0,
+            prompt_lengths: String::new(),
             blocks: 4,
             params: 400_000,
             seq: 256,
@@ -197,21 +203,43 @@ impl Settings {
     /// Names the nearest preset when there is none of that name.
     pub fn for_suite(suite: Suite, name: &str) -> Result<Settings> {
         let settings = Settings::preset(name)?;
-        if suite == Suite::Tango || name != "paper" {
-            return Ok(settings);
-        }
-        // 85 M parameters, F = 2048, and 20 tokens of text a parameter.
-        Ok(Settings {
-            d_model: 768,
-            transformer_heads: 12,
-            blocks: 12,
-            params: 84_953_088,
-            seq: 1024,
-            batch: 8,
-            accumulate: 8,
-            steps: 26_000,
-            ..settings
+        Ok(match (suite, name) {
+            // 85 M parameters, F = 2048, and 20 tokens of text a parameter.
+            (Suite::Cem, "paper") => Settings {
+                d_model: 768,
+                transformer_heads: 12,
+                blocks: 12,
+                params: 84_953_088,
+                seq: 1024,
+                batch: 8,
+                accumulate: 8,
+                steps: 26_000,
+                ..settings
+            },
+            (Suite::Tango | Suite::Cem, _) => settings,
+            // Layers of F = 4D.
+            (Suite::Double, "nano") => Settings { blocks: 3, ..settings }.with_layers(2e-3),
+            (Suite::Double, "tiny") => Settings { blocks: 6, ..settings }.with_layers(2e-3),
+            (Suite::Double, "small") => Settings { blocks: 12, ..settings }.with_layers(1e-3),
+            // The largest of the paper's sizes, and a billion tokens.
+            (Suite::Double, _) => {
+                let (seq, batch, accumulate, steps) = (2048, 8, 8, 7_630);
+                Settings { d_model: 832, transformer_heads: 13, blocks: 12, seq, batch, accumulate, steps, ..settings }
+                    .with_layers(6e-4)
+            }
         })
+    }
+
+    /// Of this width D, with these layers of the first and of the second stack, heads of 64 (of D/2 below 128).
+    pub fn with_stacks(self, (d_model, first, second): (usize, usize, usize)) -> Settings {
+        let transformer_heads = (d_model / 64).max(2);
+        Settings { d_model, transformer_heads, blocks: first + second, context_layers: first, ..self }
+    }
+
+    /// As many parameters as L layers of attention and a feed-forward layer of `F = 4D` have, and this learning rate.
+    pub fn with_layers(self, lr: f64) -> Settings {
+        let Settings { d_model: d, blocks, .. } = self;
+        Settings { params: blocks * (12 * d * d + 2 * d), lr, ..self }
     }
 
     /// The names of all settings.
@@ -335,16 +363,17 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kumiki_models::width_error;
 
     #[test]
     fn every_preset_gives_every_model_the_same_size() {
-        for preset in PRESETS {
-            let settings = Settings::preset(preset).unwrap();
+        let models = |suite: Suite| if suite == Suite::Cem { &["llama"] } else { suite.models() };
+        let all = PRESETS.into_iter().flat_map(|preset| Suite::ALL.map(|suite| (preset, suite)));
+        for (preset, suite) in all {
+            let settings = Settings::for_suite(suite, preset).unwrap();
             settings.step_config().unwrap();
-            for model in Suite::Tango.models().iter().chain(&["llama"]) {
+            for model in models(suite) {
                 let config = settings.model(model, 256).unwrap();
-                let error = width_error(&config.architecture, settings.params);
+                let error = (config.block_params() as f64 / settings.params as f64 - 1.0).abs();
                 let most = match preset {
                     "nano" => 0.02,
                     "paper" => 0.001,

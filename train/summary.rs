@@ -44,6 +44,9 @@ pub struct Summary {
     pub seeds: usize,
     /// Validation loss, nats per token.
     pub val_nll: Option<Stat>,
+    /// The same over the second half of every window given the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_half_nll: Option<Stat>,
     /// The same over the tokens of answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_nll: Option<Stat>,
@@ -81,6 +84,7 @@ pub fn summarize(plan: &Plan, rows: &[Row]) -> Vec<Summary> {
                 model: model.clone(),
                 seeds: mine.len(),
                 val_nll: Stat::of(mine.iter().filter_map(|row| row.result.val_nll)),
+                second_half_nll: Stat::of(mine.iter().filter_map(|row| row.result.second_half_nll)),
                 answer_nll: of(Class::Answer),
                 proof_nll: of(Class::Proof),
                 source_nll: of(Class::Source),
@@ -90,11 +94,10 @@ pub fn summarize(plan: &Plan, rows: &[Row]) -> Vec<Summary> {
     out
 }
 
-/// The models of one corpus in the order of their mean validation loss, and what the order is worth. `None` for fewer
-/// than two.
-pub fn ranking(summaries: &[&Summary]) -> Option<String> {
+/// The models of one corpus in the order of a mean loss, and what the order is worth. `None` for fewer than two.
+pub fn ranking(summaries: &[&Summary], loss: impl Fn(&Summary) -> Option<Stat>) -> Option<String> {
     let mut known: Vec<(&str, Stat)> =
-        summaries.iter().filter_map(|s| s.val_nll.map(|stat| (s.model.as_str(), stat))).collect();
+        summaries.iter().filter_map(|s| loss(s).map(|stat| (s.model.as_str(), stat))).collect();
     if known.len() < 2 {
         return None;
     }
@@ -158,11 +161,12 @@ mod tests {
         let val_nll = Stat::of(values.iter().copied());
         let (corpus, model) = ("c".to_owned(), model.to_owned());
         let (answer_nll, proof_nll, source_nll) = (None, None, None);
-        Summary { corpus, model, seeds: values.len(), val_nll, answer_nll, proof_nll, source_nll }
+        let second_half_nll = None;
+        Summary { corpus, model, seeds: values.len(), val_nll, second_half_nll, answer_nll, proof_nll, source_nll }
     }
 
     fn ranked(all: &[Summary]) -> Option<String> {
-        ranking(&all.iter().collect::<Vec<_>>())
+        ranking(&all.iter().collect::<Vec<_>>(), |s| s.val_nll)
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::time::Instant;
 
 use kumiki_autograd::{Gradients, Tape};
-use kumiki_models::LanguageModel;
+use kumiki_models::Model;
 use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
 use kumiki_tensor::{DType, Rng, Tensor};
 
 use crate::batches::{Batch, Batches, Validation};
+use crate::blocks::BlockSampling;
 use crate::marks::Class;
+use crate::objective::{Lesson, Scores};
 use crate::{Error, Result};
 
 /// What an optimiser step does, apart from the data.
@@ -35,7 +37,7 @@ pub struct StepReport {
     pub lr: f64,
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Target tokens seen since the start.
+    /// Tokens of text seen since the start.
     pub tokens: u64,
     /// Tokens per second of this step.
     pub tok_s: f64,
@@ -44,32 +46,29 @@ pub struct StepReport {
 /// A training run in progress.
 pub struct Trainer {
     /// The model being trained.
-    pub model: LanguageModel,
+    pub model: Model,
+    /// How sequences are cut into blocks, for a double decoder.
+    pub sampling: BlockSampling,
     optimizer: AdamW,
     config: StepConfig,
     batches: Batches,
-    masks: Rng,
+    seed: u64,
     step: u64,
     tokens: u64,
 }
 
-/// The rows of a batch as the model wants them: tokens and targets, `[B, T]` each.
-pub fn to_tensors(batch: &Batch) -> (Tensor, Tensor) {
-    let shape = [batch.rows, batch.seq];
-    (Tensor::from_slice(&batch.inputs(), &shape), Tensor::from_slice(&batch.targets(), &shape))
-}
-
 impl Trainer {
-    /// A run at its start. `seed` is that of dropout masks; the order of batches is in `batches`.
+    /// A run at its start. `seed` is that of dropout masks, blocks and gaps; the order of batches is in `batches`.
     ///
     /// # Errors
     /// When `accumulate` is 0 or the clip is not positive.
-    pub fn new(model: LanguageModel, config: StepConfig, batches: Batches, seed: u64) -> Result<Trainer> {
+    pub fn new(model: impl Into<Model>, config: StepConfig, batches: Batches, seed: u64) -> Result<Trainer> {
         if config.accumulate == 0 {
             return Err(Error::new("accumulate must be at least 1 batch per step, found 0"));
         }
         let optimizer = AdamW::with_decay(config.weight_decay);
-        Ok(Trainer { model, optimizer, config, batches, masks: Rng::new(seed).fork("masks"), step: 0, tokens: 0 })
+        let (model, sampling) = (model.into(), BlockSampling::RandomUniform);
+        Ok(Trainer { model, sampling, optimizer, config, batches, seed, step: 0, tokens: 0 })
     }
 
     /// Steps done.
@@ -91,9 +90,10 @@ impl Trainer {
     /// # Errors
     /// When that loss is not finite.
     pub fn check_loss(&self) -> Result<()> {
-        let (inputs, targets) = to_tensors(&self.batches.get(0));
-        let (inputs, targets) = (inputs.narrow(0, 0, 1), targets.narrow(0, 0, 1));
-        let loss: f64 = self.model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec().iter().sum();
+        let Batch { seq, mut tokens, .. } = self.batches.get(0);
+        tokens.truncate(seq + 1);
+        let row = Batch { rows: 1, seq, tokens, classes: None };
+        let loss: f64 = Scores::of(&self.model, &row, 0).rows.iter().sum();
         if loss.is_finite() {
             return Ok(());
         }
@@ -108,23 +108,30 @@ impl Trainer {
     pub fn step(&mut self) -> Result<StepReport> {
         let started = Instant::now();
         let accumulate = self.config.accumulate as u64;
-        let batches: Vec<_> =
-            (0..accumulate).map(|i| to_tensors(&self.batches.get(self.step * accumulate + i))).collect();
-        let counted: u64 = batches.iter().map(|(_, targets)| count(targets)).sum();
+        let batches: Vec<_> = (0..accumulate)
+            .map(|i| self.step * accumulate + i)
+            .map(|number| (number, self.batches.get(number)))
+            .collect();
+        let lesson = |(number, batch): &(u64, Batch)| {
+            Lesson::new(&self.model, &self.sampling, batch, self.seed, number * batch.rows as u64)
+        };
+        let text: u64 = batches.iter().map(|(_, batch)| (batch.rows * batch.seq) as u64).sum();
+        let lessons: Vec<Lesson> = batches.iter().map(lesson).collect();
         // Every token has the same weight: sums over all batches, divided once, never a mean of means.
-        let weight = 1.0 / counted.max(1) as f64;
+        let weight = 1.0 / lessons.iter().map(Lesson::targets).sum::<u64>().max(1) as f64;
         let (mut grads, mut loss) = (Gradients::new(), 0.0);
-        for (i, (tokens, targets)) in batches.iter().enumerate() {
-            let tape = Tape::training(self.masks.fork(&format!("{} {i}", self.step)));
-            let sum = self.model.loss_sum(&tape, tokens, targets);
+        let masks = Rng::new(self.seed).fork("masks");
+        for (i, lesson) in lessons.iter().enumerate() {
+            let tape = Tape::training(masks.fork(&format!("{} {i}", self.step)));
+            let sum = lesson.loss_sum(&self.model, &tape);
             loss += sum.item() * weight;
             grads.add(tape.backward_from(&[(&sum, Tensor::scalar(sum.dtype(), weight))]));
         }
         let number = self.step + 1;
         let (lr, grad_norm) = update(&mut self.model, &mut self.optimizer, &self.config, number, loss, &mut grads)?;
         self.step = number;
-        self.tokens += counted;
-        let tok_s = counted as f64 / started.elapsed().as_secs_f64().max(1e-9);
+        self.tokens += text;
+        let tok_s = text as f64 / started.elapsed().as_secs_f64().max(1e-9);
         Ok(StepReport { step: self.step, loss, lr, grad_norm, tokens: self.tokens, tok_s })
     }
 }
@@ -175,17 +182,16 @@ fn usable(values: &Tensor) -> bool {
     values.to_f64_vec().iter().all(|x| x.abs() < largest)
 }
 
-/// Targets that count in the loss.
-fn count(targets: &Tensor) -> u64 {
-    targets.as_slice::<i64>().iter().filter(|&&t| t != kumiki_models::IGNORE).count() as u64
-}
-
 /// What an evaluation found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean negative log-likelihood per target token, in nats.
+    /// Mean negative log-likelihood per target, in nats.
     pub nll: f64,
-    /// Target tokens.
+    /// Whether targets are all tokens of the text; those of an encoder-decoder are its gaps, which is another task.
+    pub of_text: bool,
+    /// The same over the second half of every window, given the first: of every kind of model it is the same.
+    pub second_half: f64,
+    /// Tokens of text.
     pub tokens: u64,
     /// The same over the tokens of every [`Class`], where the source has it; see [`Evaluation::of`].
     pub classes: [Option<(f64, u64)>; Class::ALL.len()],
@@ -212,21 +218,26 @@ impl Evaluation {
 ///
 /// # Errors
 /// When there is nothing to evaluate, or the model has diverged: a loss that is no finite number is no result.
-pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
-    let (mut sum, mut tokens) = (0f64, 0u64);
+pub fn evaluate(model: &Model, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
+    let (mut sum, mut targets, mut tokens, mut rows) = (0f64, 0u64, 0u64, 0u64);
+    let (mut second, mut of_text) = ((0f64, 0u64), true);
     let mut classes = [(0f64, 0u64); Class::ALL.len()];
     for batch in validation.batches() {
-        let (inputs, targets) = to_tensors(&batch);
-        let rows = model.loss_rows(&Tape::inference(), &inputs, &targets).to_f64_vec();
-        sum += rows.iter().sum::<f64>();
-        tokens += count(&targets);
-        if !sum.is_finite() {
+        let scores = Scores::of(model, &batch, rows);
+        sum += scores.rows.iter().sum::<f64>();
+        targets += scores.rows.len() as u64;
+        tokens += (batch.rows * batch.seq) as u64;
+        rows += batch.rows as u64;
+        second = (second.0 + scores.second_half.0, second.1 + scores.second_half.1);
+        of_text = scores.of_text;
+        if !sum.is_finite() || !second.0.is_finite() {
             return Err(Error::new(format!(
-                "the model has diverged: its loss over the first {tokens} tokens is {sum}"
+                "the model has diverged: its loss over the first {tokens} tokens is {}",
+                sum + second.0
             )));
         }
-        for (loss, class) in rows.iter().zip(batch.target_classes().into_iter().flatten()) {
-            if let Some(class) = class {
+        for (loss, class) in scores.rows.iter().zip(batch.target_classes().into_iter().flatten()) {
+            if let Some(class) = class.filter(|_| of_text) {
                 let (nll, n) = &mut classes[class as usize];
                 *nll += loss;
                 *n += 1;
@@ -238,7 +249,7 @@ pub fn evaluate(model: &LanguageModel, validation: &Validation, mut progress: im
         return Err(Error::new("there is nothing to evaluate: 0 target tokens"));
     }
     let classes = classes.map(|(nll, n)| (n > 0).then(|| (nll / n as f64, n)));
-    Ok(Evaluation { nll: sum / tokens as f64, tokens, classes })
+    Ok(Evaluation { nll: sum / targets as f64, of_text, second_half: second.0 / second.1 as f64, tokens, classes })
 }
 
 #[cfg(test)]

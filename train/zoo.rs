@@ -6,20 +6,26 @@
 //! ```text
 //! wango-FEATUREMAP-WINDOW                                      wango-elu1-64
 //! cem[-attention|-mlp]-tSTEPS[-none|-per_head][-rRANK][-etaX]  cem-t2, cem-attention-t1-none, cem-mlp-t4-r8-eta0.5
+//! double[-SAMPLING][-separate][-loopsN]                        double, double-logspace, double-single_middle-loops2
 //! ```
 //!
-//! Every model has one name: what is as usual (both halves, a shared diagonal, no preconditioner, step size 1) is left out.
+//! Every model has one name: what is as usual (both halves, a shared diagonal, no preconditioner, step size 1; blocks cut at
+//! random, context and own block projected alike, the context stack applied once) is left out.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
+use kumiki_models::accounting::MAX_APPLICATIONS;
 use kumiki_models::{
-    Architecture, AttentionKind, CemConfig, GauConfig, LanguageModelConfig, MAX_DESCENT_STEPS, MlpKind, TangoConfig,
-    TransformerConfig, Window, solve_width,
+    Architecture, AttentionKind, CemConfig, DoubleDecoderConfig, EncoderDecoderConfig, GauConfig, GeluConfig,
+    LanguageModelConfig, MAX_DESCENT_STEPS, MlpKind, ModelConfig, SpanCounts, TangoConfig, TransformerConfig, Window,
+    solve_model_width, solve_width,
 };
 use kumiki_nn::Diagonal;
 use kumiki_ops::FeatureMap;
 
+use crate::blocks::{BlockSampling, SAMPLINGS};
 use crate::settings::{LARGEST, Settings};
 use crate::suggest::unknown;
 use crate::{Error, Result};
@@ -31,17 +37,20 @@ pub enum Suite {
     Tango,
     /// Causal Energy Minimization with Llama: which half, how many steps, which diagonal, a preconditioner or none.
     Cem,
+    /// Block-based double decoders with decoder-only and encoder-decoder.
+    Double,
 }
 
 impl Suite {
     /// All of them.
-    pub const ALL: [Suite; 2] = [Suite::Tango, Suite::Cem];
+    pub const ALL: [Suite; 3] = [Suite::Tango, Suite::Cem, Suite::Double];
 
-    /// `tango` or `cem`.
+    /// `tango`, `cem` or `double`.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Tango => "tango",
             Suite::Cem => "cem",
+            Suite::Double => "double",
         }
     }
 
@@ -73,13 +82,20 @@ impl Suite {
                 "cem-t1-r4",
                 "cem-t2-r4",
             ],
+            Suite::Double => &["decoder", "double", "encoder-decoder"],
         }
     }
 }
 
 /// The suite that a model belongs to.
 pub fn suite_of(name: &str) -> Suite {
-    if name == "llama" || variant_of(name).is_some() { Suite::Cem } else { Suite::Tango }
+    if name == "llama" || variant_of(name).is_some() {
+        Suite::Cem
+    } else if name == "decoder" || name == "encoder-decoder" || double_variant_of(name).is_some() {
+        Suite::Double
+    } else {
+        Suite::Tango
+    }
 }
 
 /// The models of all suites; there are more, see the [module](self).
@@ -89,7 +105,10 @@ pub fn model_names() -> Vec<&'static str> {
 
 /// Whether there is such a model.
 pub fn is_model(name: &str) -> bool {
-    model_names().contains(&name) || variant(name).is_some() || name.parse::<CemVariant>().is_ok()
+    model_names().contains(&name)
+        || variant(name).is_some()
+        || name.parse::<CemVariant>().is_ok()
+        || name.parse::<DoubleVariant>().is_ok()
 }
 
 /// `name` itself, if there is such a model.
@@ -102,7 +121,8 @@ pub fn checked(name: &str) -> Result<String> {
 
 /// The sentence for a name that no model has.
 fn unknown_model(name: &str) -> Error {
-    match variant_of(name) {
+    let found = variant_of(name).map(|found| found.to_string());
+    match found.or_else(|| double_variant_of(name).map(|found| found.to_string())) {
         Some(found) => Error::new(format!("unknown model `{name}`; did you mean `{found}`?")),
         None => Error::new(unknown("model", name, &model_names())),
     }
@@ -120,6 +140,10 @@ pub fn variant(name: &str) -> Option<Window> {
     // One name for one model.
     (variant_name(window.feature_map, window.size) == name).then_some(window)
 }
+
+/// The sizes of the double-decoder paper: width D, layers of the context and of the generation stack. Heads are 64 wide.
+pub const DOUBLE_SIZES: [(usize, usize, usize); 5] =
+    [(192, 10, 5), (256, 10, 5), (448, 8, 4), (576, 8, 4), (832, 8, 4)];
 
 /// Which halves of a block descend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,12 +227,160 @@ fn variant_of(name: &str) -> Option<CemVariant> {
     (head == "cem" && sensible && found.rank != Some(0)).then_some(found)
 }
 
+/// What a name that begins with `double` says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DoubleVariant {
+    /// How training sequences are cut into blocks, one of [`SAMPLINGS`].
+    pub sampling: &'static str,
+    /// Whether generation layers project the context with keys and values of their own.
+    pub separate_kv: bool,
+    /// How often the context layers are applied.
+    pub loops: usize,
+}
+
+impl fmt::Display for DoubleVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("double")?;
+        if self.sampling != SAMPLINGS[0] {
+            write!(f, "-{}", self.sampling)?;
+        }
+        if self.separate_kv {
+            f.write_str("-separate")?;
+        }
+        if self.loops != 1 {
+            write!(f, "-loops{}", self.loops)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for DoubleVariant {
+    type Err = ();
+
+    /// Takes one spelling for one model: that of the display.
+    fn from_str(name: &str) -> std::result::Result<DoubleVariant, ()> {
+        double_variant_of(name).filter(|found| found.to_string() == name).ok_or(())
+    }
+}
+
+/// As [`variant_of`], of a double decoder.
+fn double_variant_of(name: &str) -> Option<DoubleVariant> {
+    let mut found = DoubleVariant { sampling: SAMPLINGS[0], separate_kv: false, loops: 1 };
+    let mut parts = name.split('-');
+    if parts.next() != Some("double") {
+        return None;
+    }
+    for part in parts {
+        if let Some(sampling) = SAMPLINGS.into_iter().find(|&sampling| sampling == part) {
+            found.sampling = sampling;
+        } else if part == "separate" {
+            found.separate_kv = true;
+        } else {
+            found.loops = part.strip_prefix("loops")?.parse().ok()?;
+        }
+    }
+    (1..=MAX_APPLICATIONS).contains(&found.loops).then_some(found)
+}
+
 impl Settings {
-    /// The configuration of the model `name` over `n_vocab` token ids, with its free width solved for the wanted size.
+    /// The configuration of the model `name` for texts of `n_vocab` token ids, with its free width solved for the wanted size.
     ///
     /// # Errors
     /// Names the nearest model when there is none of that name; says what does not fit.
-    pub fn model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
+    pub fn model(&self, name: &str, n_vocab: usize) -> Result<ModelConfig> {
+        if suite_of(name) != Suite::Double {
+            return self.language_model(name, n_vocab).map(ModelConfig::Language);
+        }
+        self.check_sizes()?;
+        let config = match name {
+            "decoder" => ModelConfig::Language(LanguageModelConfig {
+                n_vocab,
+                architecture: Architecture::Decoder(self.gelu_layers()?),
+            }),
+            "encoder-decoder" => self.encoder_decoder(n_vocab)?,
+            name => self.double(name.parse().map_err(|()| unknown_model(name))?, n_vocab)?,
+        };
+        let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
+        config.check().map_err(failed)?;
+        solve_model_width(&config, self.params).map_err(failed)
+    }
+
+    /// How the training sequences of the model `name` are cut into blocks; only a double decoder's are.
+    ///
+    /// # Errors
+    /// When they are to be cut at the lengths of prompts, and there is no good file of these.
+    pub fn sampling(&self, name: &str) -> Result<BlockSampling> {
+        let name = name.parse::<DoubleVariant>().map_or(SAMPLINGS[0], |variant| variant.sampling);
+        let lengths = Some(Path::new(&self.prompt_lengths)).filter(|_| !self.prompt_lengths.is_empty());
+        BlockSampling::named(name, lengths)
+    }
+
+    fn gelu_layers(&self) -> Result<GeluConfig> {
+        let (d_model, heads) = (self.d_model, self.transformer_heads);
+        if !d_model.is_multiple_of(2 * heads) {
+            return Err(Error::new(format!(
+                "transformer_heads must divide d_model={d_model} into even widths, found {heads} heads"
+            )));
+        }
+        Ok(GeluConfig { d_model, heads, d_ff: 1, applications: self.blocks, rope_base: 10_000.0 })
+    }
+
+    /// Layers of the context stack, or the encoder, and of the other one.
+    fn stacks(&self) -> Result<(usize, usize)> {
+        let blocks = self.blocks;
+        if blocks < 2 {
+            return Err(Error::new(format!("two stacks need at least 2 blocks, found {blocks}")));
+        }
+        let first = match self.context_layers {
+            0 => ((2 * blocks + 1) / 3).clamp(1, blocks - 1),
+            n if n < blocks => n,
+            n => return Err(Error::new(format!("context_layers must be below blocks={blocks}, found {n}"))),
+        };
+        Ok((first, blocks - first))
+    }
+
+    fn double(&self, variant: DoubleVariant, n_vocab: usize) -> Result<ModelConfig> {
+        let GeluConfig { d_model, heads, d_ff, rope_base, .. } = self.gelu_layers()?;
+        let (context_layers, generation_layers) = self.stacks()?;
+        let DoubleVariant { separate_kv, loops: context_loops, .. } = variant;
+        Ok(ModelConfig::Double(DoubleDecoderConfig {
+            n_vocab,
+            d_model,
+            heads,
+            d_ff,
+            context_layers,
+            generation_layers,
+            context_loops,
+            separate_kv,
+            rope_base,
+        }))
+    }
+
+    fn encoder_decoder(&self, n_vocab: usize) -> Result<ModelConfig> {
+        let GeluConfig { d_model, heads, d_ff, rope_base, .. } = self.gelu_layers()?;
+        let (encoder_layers, decoder_layers) = self.stacks()?;
+        if self.seq < 2 {
+            return Err(Error::new(format!(
+                "`encoder-decoder` needs sequences of 2 tokens or more, found {}",
+                self.seq
+            )));
+        }
+        let sentinels = SpanCounts::of(self.seq).sentinels();
+        let n_vocab = n_vocab + sentinels;
+        Ok(ModelConfig::EncoderDecoder(EncoderDecoderConfig {
+            n_vocab,
+            sentinels,
+            d_model,
+            heads,
+            d_ff,
+            encoder_layers,
+            decoder_layers,
+            rope_base,
+        }))
+    }
+
+    /// As [`Settings::model`], of a language model other than the double decoder's baseline.
+    fn language_model(&self, name: &str, n_vocab: usize) -> Result<LanguageModelConfig> {
         let (d_model, applications, rope_base) = (self.d_model, self.blocks, 10_000.0);
         self.check_sizes()?;
         let transformer = |tied| {
@@ -341,7 +513,12 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kumiki_models::accounting::block_params;
+
+    /// The architecture of a language model.
+    fn architecture(settings: &Settings, name: &str) -> Architecture {
+        let ModelConfig::Language(config) = settings.model(name, 256).unwrap() else { panic!("{name}") };
+        config.architecture
+    }
 
     #[test]
     fn variants_have_one_name_each() {
@@ -383,8 +560,8 @@ mod tests {
     #[test]
     fn halves_are_as_small_as_the_paper_says() {
         let settings = Settings::for_suite(Suite::Cem, "paper").unwrap();
-        let params = |name: &str| block_params(&settings.model(name, 256).unwrap().architecture) as f64;
-        let Architecture::Cem(llama) = settings.model("llama", 256).unwrap().architecture else { panic!() };
+        let params = |name: &str| settings.model(name, 256).unwrap().block_params() as f64;
+        let Architecture::Cem(llama) = architecture(&settings, "llama") else { panic!() };
         assert_eq!((llama.d_ff, llama.d_model, llama.heads, llama.applications), (2048, 768, 12, 12));
         let (attention, mlp) = (12.0 * 4.0 * 768.0 * 768.0, 12.0 * 3.0 * 768.0 * 2048.0);
         let saved = |name: &str| params("llama") - params(name);
@@ -398,9 +575,9 @@ mod tests {
     fn layers_can_differ() {
         let mut settings = Settings::preset("nano").unwrap();
         settings.cem_attention = "plain,cem".into();
-        let Architecture::Cem(c) = settings.model("cem-t2", 256).unwrap().architecture else { panic!() };
+        let Architecture::Cem(c) = architecture(&settings, "cem-t2") else { panic!() };
         assert_eq!((c.attention, c.mlp), (vec![AttentionKind::Mha, AttentionKind::Cem], vec![MlpKind::Cem]));
-        let Architecture::Cem(c) = settings.model("cem-mlp-t2", 256).unwrap().architecture else { panic!() };
+        let Architecture::Cem(c) = architecture(&settings, "cem-mlp-t2") else { panic!() };
         assert_eq!(c.attention, [AttentionKind::Mha]);
         for (list, phrase) in [
             ("cem,cem,cem", "attention must name one kind for all layers or 2, found 3"),
@@ -411,5 +588,50 @@ mod tests {
             let error = settings.model("cem-t2", 256).unwrap_err().to_string();
             assert!(error.contains(phrase), "{error}");
         }
+    }
+
+    #[test]
+    fn double_decoders_have_one_name_each_and_one_size() {
+        let mut settings = Settings::for_suite(Suite::Double, "nano").unwrap();
+        let double = |settings: &Settings, name: &str| match settings.model(name, 256).unwrap() {
+            ModelConfig::Double(config) => config,
+            other => panic!("{name}: {other:?}"),
+        };
+        let plain = double(&settings, "double");
+        assert_eq!((plain.context_layers, plain.generation_layers, plain.d_ff), (2, 1, 4 * plain.d_model));
+        for name in ["double-logspace", "double-single_middle-separate", "double-prompt_style-separate-loops3"] {
+            assert_eq!(name.parse::<DoubleVariant>().unwrap().to_string(), name);
+            assert!(is_model(name) && suite_of(name) == Suite::Double);
+        }
+        let looped = double(&settings, "double-separate-loops2");
+        assert!(looped.separate_kv && looped.context_loops == 2);
+        for (name, hint) in [
+            ("double-loops2-separate", "did you mean `double-separate-loops2`?"),
+            ("double-random_uniform", "did you mean `double`?"),
+            ("double-loops0", "unknown model `double-loops0`"),
+            ("double-x", "unknown model `double-x`"),
+            ("doubled", "unknown model `doubled`"),
+        ] {
+            assert!(!is_model(name));
+            let error = settings.model(name, 256).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
+        for (blocks, stacks) in [(2, (1, 1)), (3, (2, 1)), (6, (4, 2)), (12, (8, 4)), (15, (10, 5))] {
+            assert_eq!(Settings { blocks, ..settings.clone() }.stacks().unwrap(), stacks);
+        }
+        settings.context_layers = 1;
+        assert_eq!(double(&settings, "double").context_layers, 1);
+        for (changed, phrase) in [
+            (Settings { context_layers: 3, ..settings.clone() }, "context_layers must be below blocks=3, found 3"),
+            (Settings { blocks: 1, ..settings.clone() }, "two stacks need at least 2 blocks, found 1"),
+            (Settings { seq: 1, ..settings.clone() }, "needs sequences of 2 tokens or more, found 1"),
+            (Settings { transformer_heads: 3, ..settings.clone() }, "transformer_heads must divide d_model=32"),
+        ] {
+            let error = changed.model("encoder-decoder", 256).unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
+        let error = settings.sampling("double-prompt_style").unwrap_err().to_string();
+        assert!(error.contains("need a file of prompt lengths"), "{error}");
+        assert_eq!(settings.sampling("tango").unwrap(), BlockSampling::RandomUniform);
     }
 }

@@ -15,6 +15,7 @@ use kumiki_ops::{self as ops, DualAttention, DualSees};
 use kumiki_tensor::{Error, Result, Tensor, concat};
 
 use super::{DoubleDecoder, DualLayer};
+use crate::model::check_prompts;
 
 /// What writing keeps of a batch of sequences.
 #[derive(Clone, Debug)]
@@ -73,7 +74,7 @@ impl DoubleDecoder {
     /// # Errors
     /// When there is no prompt, one is empty, a token is out of range, or `block_len` is 0.
     pub fn start(&self, prompts: &[Vec<i64>], block_len: usize) -> Result<(DoubleCache, Tensor)> {
-        self.check_prompts(prompts, block_len)?;
+        self.check(prompts, block_len)?;
         let mut cache = DoubleCache { rows: vec![], block_len };
         for prompt in prompts {
             let (_, context) = prompt.split_last().expect("checked");
@@ -96,7 +97,7 @@ impl DoubleDecoder {
         prompts: &[Vec<i64>],
         block_len: usize,
     ) -> Result<(DoubleCache, Tensor)> {
-        self.check_prompts(prompts, block_len)?;
+        self.check(prompts, block_len)?;
         let expected = [1, text.len(), self.config.d_model];
         if latents.shape() != expected {
             let found = latents.shape();
@@ -117,26 +118,11 @@ impl DoubleDecoder {
         Ok((DoubleCache { rows, block_len }, concat(&logits.iter().collect::<Vec<_>>(), 0)))
     }
 
-    fn check_prompts(&self, prompts: &[Vec<i64>], block_len: usize) -> Result<()> {
-        if prompts.is_empty() {
-            return Err(Error::new("expected a prompt for every sequence, found none"));
-        }
+    fn check(&self, prompts: &[Vec<i64>], block_len: usize) -> Result<()> {
         if block_len == 0 {
             return Err(Error::new("the length of a block must be at least 1, found 0"));
         }
-        for (i, prompt) in prompts.iter().enumerate() {
-            if prompt.is_empty() {
-                return Err(Error::new(format!("prompt {i} is empty: at least one token is needed to go on from")));
-            }
-            let n_vocab = self.config.n_vocab as i64;
-            if let Some(wrong) = prompt.iter().find(|id| !(0..n_vocab).contains(id)) {
-                return Err(Error::new(format!(
-                    "prompt {i}: token ids must be from 0 to {}, found {wrong}",
-                    n_vocab - 1
-                )));
-            }
-        }
-        Ok(())
+        check_prompts(prompts, self.config.n_vocab)
     }
 
     /// A sequence with this much context and an open block without tokens.

@@ -20,7 +20,7 @@ fn run(model: &str) -> Vec<[u64; 4]> {
     };
     let data = Data::open("math", settings.val_fraction, settings.seq).unwrap();
     let config = settings.model(model, 256).unwrap();
-    let model = kumiki::models::LanguageModel::new(&config, settings.seed, settings.dtype().unwrap()).unwrap();
+    let model = kumiki::models::Model::new(&config, settings.seed, settings.dtype().unwrap()).unwrap();
     let mut trainer = Trainer::new(
         model,
         settings.step_config().unwrap(),
@@ -35,7 +35,8 @@ fn run(model: &str) -> Vec<[u64; 4]> {
 #[test]
 fn case_43_ten_steps_are_bitwise_equal_with_1_2_and_8_threads_on_every_level() {
     for level in Level::available() {
-        for model in ["tango", "wango", "recurrent", "untied", "gau", "flash"] {
+        for model in ["tango", "wango", "recurrent", "untied", "gau", "flash", "cem-t2-r4", "double", "encoder-decoder"]
+        {
             let logs = [1, 2, 8].map(|threads| with_threads(threads, || with_level(level, || run(model))));
             assert_eq!(logs[0], logs[1], "{model} on {level:?}: 1 and 2 threads");
             assert_eq!(logs[0], logs[2], "{model} on {level:?}: 1 and 8 threads");

@@ -1,9 +1,13 @@
 //! Double decoders and encoder-decoders: gradients, who sees what, and writing with caches.
 
 use kumiki::autograd::{GradCheck, Param, Tape};
-use kumiki::models::{DoubleDecoder, DoubleDecoderConfig, EncoderDecoder, EncoderDecoderConfig, IGNORE};
+use kumiki::models::accounting::{Pairs, total};
+use kumiki::models::{
+    Architecture, DoubleDecoder, DoubleDecoderConfig, EncoderDecoder, EncoderDecoderConfig, GeluConfig, IGNORE,
+    LanguageModelConfig, Model, ModelConfig,
+};
 use kumiki::nn::Module;
-use kumiki::ops::{BlockStarts, testing::difference};
+use kumiki::ops::{self, BlockStarts, count_macs, testing::difference};
 use kumiki::tensor::{DType, Rng, Tensor};
 use proptest::prelude::*;
 
@@ -39,8 +43,9 @@ fn double(context_loops: usize, separate_kv: bool, dtype: DType) -> DoubleDecode
 
 fn encoder_decoder(dtype: DType) -> EncoderDecoder {
     let (n_vocab, d_model, heads, d_ff, rope_base) = (11, 12, 2, 17, 1e4);
+    let (sentinels, encoder_layers, decoder_layers) = (2, 2, 2);
     let config =
-        EncoderDecoderConfig { n_vocab, d_model, heads, d_ff, encoder_layers: 2, decoder_layers: 2, rope_base };
+        EncoderDecoderConfig { n_vocab, sentinels, d_model, heads, d_ff, encoder_layers, decoder_layers, rope_base };
     shaken(EncoderDecoder::new(&config, 3, dtype).unwrap())
 }
 
@@ -154,11 +159,11 @@ fn writing_equals_the_full_forward_at_every_step_across_rollovers() {
             let (mut cache, mut logits) = model.start(&prompts, block_len).unwrap();
             let mut starts: Vec<Vec<usize>> = prompts.iter().map(|p| vec![p.len() - 1]).collect();
             for step in 0..11 {
-                for row in 0..prompts.len() {
-                    if *starts[row].last().unwrap() != cache.block_start(row) {
-                        starts[row].push(cache.block_start(row));
+                for (row, starts) in starts.iter_mut().enumerate() {
+                    if *starts.last().unwrap() != cache.block_start(row) {
+                        starts.push(cache.block_start(row));
                     }
-                    let expected = whole(&model, cache.tokens(row), &starts[row]);
+                    let expected = whole(&model, cache.tokens(row), starts);
                     let got = logits.select(0, row).to_f64_vec();
                     let problem = difference(&got, &expected, 1e-12);
                     assert!(problem.is_none(), "blocks of {block_len}, step {step}, row {row}: {}", problem.unwrap());
@@ -207,10 +212,149 @@ fn what_cannot_be_written_after_is_a_sentence() {
     let model = double(1, false, DType::F32);
     let error = |prompts: &[Vec<i64>], block_len| model.start(prompts, block_len).unwrap_err().to_string();
     assert!(error(&[], 4).contains("found none"));
-    assert!(error(&[vec![1], vec![]], 4).contains("prompt 1 is empty"));
-    assert!(error(&[vec![1, 11]], 4).contains("token ids must be from 0 to 10, found 11"));
+    assert!(error(&[vec![1], vec![]], 4).contains("prompt 2 is empty"));
+    assert!(error(&[vec![1, 11]], 4).contains("holds token 11; the model knows 0 to 10"));
     assert!(error(&[vec![1]], 0).contains("at least 1, found 0"));
     let latents = Tensor::zeros(DType::F32, &[1, 3, 12]);
     let error = model.start_after(&[1, 2], &latents, &[vec![1]], 4).unwrap_err().to_string();
     assert!(error.contains("must be [1, 2, 12], found [1, 3, 12]"), "{error}");
+}
+
+#[test]
+fn an_encoder_decoder_with_caches_equals_its_full_forward() {
+    let model = encoder_decoder(DType::F64);
+    let ids: Vec<i64> = tokens(9, 1, 12).to_f64_vec().iter().map(|&x| x as i64 % 9).collect();
+    let (mut cache, logits) = model.start(&ids[..7]);
+    let mut all = vec![logits.to_f64_vec()];
+    all.extend(ids[7..].iter().map(|&id| model.next_logits(&[id], &mut cache).to_f64_vec()));
+    let source: Vec<i64> = ids[..7].iter().copied().chain([9]).collect();
+    let written: Vec<i64> = [9].into_iter().chain(ids[7..].iter().copied()).collect();
+    let [source, written] = [source, written].map(|ids| Tensor::from_slice(&ids, &[1, ids.len()]));
+    let full = model.logits(&Tape::inference(), &source, None, &written).into_value();
+    for (t, logits) in all.iter().enumerate() {
+        assert_eq!(difference(logits, &full.select(1, t).to_f64_vec(), 1e-12), None, "step {t}");
+    }
+}
+
+#[test]
+fn sequences_written_together_are_those_written_alone() {
+    let decoder = LanguageModelConfig {
+        n_vocab: 11,
+        architecture: Architecture::Decoder(GeluConfig {
+            d_model: 12,
+            heads: 2,
+            d_ff: 17,
+            applications: 2,
+            rope_base: 1e4,
+        }),
+    };
+    let models = [
+        Model::new(&ModelConfig::Language(decoder), 3, DType::F64).unwrap(),
+        Model::Double(double(1, false, DType::F64)),
+        Model::EncoderDecoder(encoder_decoder(DType::F64)),
+    ];
+    let prompts = [vec![1], vec![3, 1, 4, 1, 5, 8, 2, 6], vec![2, 7, 1]];
+    for model in models {
+        let run = |prompts: &[Vec<i64>], rows: &[usize]| {
+            let (mut writing, mut logits) = model.start(prompts, 3).unwrap();
+            (0..6).fold(vec![vec![]; rows.len()], |mut all: Vec<Vec<f64>>, step| {
+                assert_eq!(logits.shape(), [prompts.len(), model.config().text_ids()]);
+                rows.iter().enumerate().for_each(|(i, _)| all[i].extend(logits.select(0, i).to_f64_vec()));
+                let next: Vec<i64> = rows.iter().map(|&row| ((row + 2 * step) % 9) as i64).collect();
+                logits = model.step(&next, &mut writing);
+                all
+            })
+        };
+        let together = run(&prompts, &[0, 1, 2]);
+        for row in 0..3 {
+            let alone = run(&prompts[row..row + 1], &[row]);
+            assert_eq!(difference(&together[row], &alone[0], 1e-12), None, "{}", model.config().kind());
+        }
+        assert!(model.start(&[vec![]], 3).unwrap_err().to_string().contains("the prompt is empty"));
+    }
+}
+
+#[test]
+fn the_accounting_equals_what_operators_count_and_caches_hold() {
+    for (loops, separate) in [(1, false), (2, true)] {
+        let model = Model::Double(double(loops, separate, DType::F32));
+        let (Model::Double(double), config) = (&model, model.config()) else { unreachable!() };
+        assert_eq!(double.block_param_count(), config.block_params());
+        assert_eq!(model.param_count(), config.total_params());
+        assert_eq!(config.checked_total_params(), Some(config.total_params()));
+        for (seq, starts) in [(1, vec![]), (9, vec![]), (21, vec![1, 2, 13])] {
+            let blocks = BlockStarts::new(vec![starts], seq).unwrap();
+            let (_, counted) =
+                count_macs(|| double.loss(&Tape::inference(), &tokens(1, 1, seq), &tokens(2, 1, seq), &blocks));
+            assert_eq!(counted, config.macs(seq, Pairs::Causal), "{seq}");
+        }
+        written(&model);
+    }
+    let model = Model::EncoderDecoder(encoder_decoder(DType::F32));
+    let (Model::EncoderDecoder(sed), config) = (&model, model.config()) else { unreachable!() };
+    assert_eq!(sed.block_param_count(), config.block_params());
+    assert_eq!(model.param_count(), config.total_params());
+    let (source, target) = (tokens(1, 1, 13), tokens(2, 1, 6));
+    let (_, counted) = count_macs(|| sed.loss(&Tape::inference(), &source, None, &target, &target));
+    assert_eq!(counted, sed.config.macs_of(13, 6, Pairs::Causal));
+    written(&model);
+}
+
+/// What a token costs after a prompt, and what is kept of it.
+fn written(model: &Model) {
+    let config = model.config();
+    for len in [1usize, 2, 7] {
+        let prompt: Vec<i64> = (0..len as i64).collect();
+        let (mut writing, _) = model.start(&[prompt], 50).unwrap();
+        assert_eq!(writing.byte_len() as u64, config.state_bytes(len, 4), "{} {len}", config.kind());
+        let (_, counted) = count_macs(|| model.step(&[3], &mut writing));
+        // The head is a product with weights like any other here.
+        assert_eq!(total(&counted), config.token_macs(len), "{} {len}", config.kind());
+    }
+}
+
+#[test]
+fn two_stacks_save_two_thirds_and_cost_a_fortieth() {
+    let (n_vocab, d_model, heads, d_ff, rope_base) = (32_000, 448, 7, 4 * 448, 1e4);
+    let double = ModelConfig::Double(DoubleDecoderConfig {
+        n_vocab,
+        d_model,
+        heads,
+        d_ff,
+        context_layers: 8,
+        generation_layers: 4,
+        context_loops: 1,
+        separate_kv: false,
+        rope_base,
+    });
+    let architecture = Architecture::Decoder(GeluConfig { d_model, heads, d_ff, applications: 12, rope_base });
+    let decoder = ModelConfig::Language(LanguageModelConfig { n_vocab, architecture });
+    assert_eq!(double.block_params(), decoder.block_params());
+    let more = double.training_flops(2048) / decoder.training_flops(2048) - 1.0;
+    assert!((more - 0.025).abs() < 0.001, "{more}");
+    assert_eq!(3 * double.state_bytes(2048, 4), decoder.state_bytes(2048, 4));
+    let head = (n_vocab * d_model) as u64;
+    assert_eq!(3 * (double.token_macs(2048) - head), decoder.token_macs(2048) - head);
+}
+
+/// The numbers that the accounting says are kept for the backward of a token, and no others but those of the layers' ends.
+#[test]
+fn layers_save_what_the_accounting_says() {
+    let model = double(1, false, DType::F32);
+    let (rows, time) = (2, 40);
+    let saved = |f: &dyn Fn(&Tape)| {
+        let tape = Tape::new();
+        f(&tape);
+        tape.saved_bytes()
+    };
+    let input = |tape: &Tape| ops::mul_scalar(&tape.leaf(Tensor::zeros(DType::F32, &[rows, time, 12])), 1.0);
+    let numbers = model.config.saved_numbers();
+    let context = saved(&|tape| drop(model.context[0].forward(tape, &input(tape), None)));
+    let params = model.context[0].param_count();
+    assert_eq!(context, 4 * (rows * time * numbers[0] as usize + params));
+    let blocks = BlockStarts::new(vec![vec![7, 30]], time).unwrap();
+    let generation = saved(&|tape| drop(model.generation[0].forward(tape, &input(tape), &input(tape), &blocks)));
+    // The latents are kept once for all layers.
+    let latents = rows * time * 12;
+    assert_eq!(generation, 4 * (rows * time * numbers[2] as usize + latents + params));
 }

@@ -343,6 +343,7 @@ fn lm_encoder_decoder(g: &Golden, dtype: DType) {
     let (table, w_in) = (g.tensor("param.embedding").shape(), g.tensor("param.decoder.0.w_in").shape());
     let config = EncoderDecoderConfig {
         n_vocab: table[0],
+        sentinels: 0,
         d_model: table[1],
         heads: g.usize("heads"),
         d_ff: w_in[0],

@@ -5,12 +5,16 @@
 //! h ← h + attention(n1(h));   h ← h + co attention(cq n_cross(h), ck e, cv e);   h ← h + mlp(n2(h))
 //! ```
 //!
-//! One table for both sides and the head; the positions of either side count from 0. It is trained by span corruption, see
-//! the trainer.
+//! One table for both sides and the head; the positions of either side count from 0. It is trained to fill gaps: in the source
+//! spans of text are replaced by *sentinels*, ids of their own behind those of texts, and the target is, for every span, its
+//! sentinel and its text, with one more sentinel at the end. How many spans, of what length together, [`SpanCounts`] says; a
+//! text is gone on with as if it ended in a span.
 //! Source: the baseline of Block-Based Double Decoders, arXiv 2605.18807; span corruption as in T5, arXiv 1910.10683.
 
-use kumiki_autograd::{Tape, Var};
-use kumiki_nn::{Embedding, Init, Linear, Module, RmsNorm, module};
+mod decode;
+
+use kumiki_autograd::{Tape, Var, checkpoint};
+use kumiki_nn::{Embedding, Init, KvCache, Linear, Module, RmsNorm, module};
 use kumiki_ops::{self as ops, AttentionOptions};
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -18,12 +22,16 @@ use serde::{Deserialize, Serialize};
 use crate::gelu::{GeluConfig, GeluLayer, check_sizes};
 use crate::language_model::IGNORE;
 
+pub use decode::EncoderDecoderCache;
+
 /// The sizes of an encoder-decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EncoderDecoderConfig {
     /// Number of token ids, sentinels included.
     pub n_vocab: usize,
+    /// How many of them, the last ones, are sentinels.
+    pub sentinels: usize,
     /// Model width D.
     pub d_model: usize,
     /// Heads H, each of width D/H.
@@ -55,7 +63,62 @@ impl EncoderDecoderConfig {
             ("encoder_layers", self.encoder_layers),
             ("decoder_layers", self.decoder_layers),
         ];
+        if self.sentinels >= self.n_vocab.max(1) {
+            let Self { n_vocab, sentinels, .. } = self;
+            return Err(Error::new(format!(
+                "encoder-decoder: sentinels must be fewer than n_vocab={n_vocab}, found {sentinels}"
+            )));
+        }
         check_sizes("encoder-decoder", &sizes, &self.layer()).map_err(Error::new)
+    }
+
+    /// Token ids that texts have: all but the sentinels.
+    pub fn text_ids(&self) -> usize {
+        self.n_vocab.saturating_sub(self.sentinels)
+    }
+
+    /// The id of the sentinel of span `n`.
+    pub fn sentinel(&self, n: usize) -> i64 {
+        (self.text_ids() + n) as i64
+    }
+}
+
+/// How many tokens of a text span corruption hides, and in how many spans: 15 %, in spans of four tokens on average. They
+/// follow from the length, so that all sequences of one length become sources and targets of one length.
+/// Source: Raffel et al., *Exploring the Limits of Transfer Learning*, arXiv 1910.10683 (with spans of three).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanCounts {
+    /// Tokens in the text.
+    pub text: usize,
+    /// Tokens that are hidden, at least one.
+    pub hidden: usize,
+    /// Spans that they lie in, at least one.
+    pub spans: usize,
+}
+
+impl SpanCounts {
+    /// Of a text of `text` tokens, at least 2.
+    pub fn of(text: usize) -> SpanCounts {
+        let hidden = ((text * 15 + 50) / 100).clamp(1, text.saturating_sub(1).max(1));
+        // Every span needs a token, and one before it that is not hidden.
+        let spans = ((hidden + 2) / 4).clamp(1, hidden.min((text - hidden).max(1)));
+        SpanCounts { text, hidden, spans }
+    }
+
+    /// Tokens of the source: what is not hidden, and a sentinel for every span.
+    pub fn source(&self) -> usize {
+        self.text - self.hidden + self.spans
+    }
+
+    /// Tokens of the target: every span with its sentinel, and the one that ends it. Decoder tokens are all but the last,
+    /// what they are to predict all but the first.
+    pub fn target(&self) -> usize {
+        self.hidden + self.spans + 1
+    }
+
+    /// Sentinels: one for every span, and one at the end.
+    pub fn sentinels(&self) -> usize {
+        self.spans + 1
     }
 }
 
@@ -91,18 +154,35 @@ impl CrossLayer {
         }
     }
 
-    /// `h [B, S, D]` with encoder latents `[B, T, D]`, of which those whose `mask` `[B, T]` is 1 are seen.
+    fn split(&self, x: &Var) -> Var {
+        let heads = self.layer.attention.heads;
+        ops::reshape(x, &[x.dim(0), x.dim(1), heads, x.dim(2) / heads])
+    }
+
+    /// Rotated keys of encoder latents `[B, T, D]`, and their values, `[B, T, H, K]`.
     #[track_caller]
-    pub fn forward(&self, tape: &Tape, h: &Var, encoded: &Var, mask: Option<&Tensor>) -> Var {
-        let own = &self.layer;
-        let h = ops::add(h, &own.attention.forward(tape, &own.norm1.forward(tape, h), None));
-        let (heads, base) = (own.attention.heads, own.attention.rope_base);
-        let split = |x: Var| ops::reshape(&x, &[x.dim(0), x.dim(1), heads, x.dim(2) / heads]);
-        let q = ops::rope(&split(self.cq.forward(tape, &self.norm_cross.forward(tape, &h))), base, 0);
-        let k = ops::rope(&split(self.ck.forward(tape, encoded)), base, 0);
-        let v = split(self.cv.forward(tape, encoded));
+    pub fn keys_and_values(&self, tape: &Tape, encoded: &Var) -> (Var, Var) {
+        let k = ops::rope(&self.split(&self.ck.forward(tape, encoded)), self.layer.attention.rope_base, 0);
+        (k, self.split(&self.cv.forward(tape, encoded)))
+    }
+
+    /// `h [B, S, D]` with keys and values of the encoder's latents `[B, T, H, K]`, of which those whose `mask` `[B, T]` is 1
+    /// are seen. With a cache the tokens continue those in it.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        tape: &Tape,
+        h: &Var,
+        (k, v): (&Var, &Var),
+        mask: Option<&Tensor>,
+        cache: Option<&mut KvCache>,
+    ) -> Var {
+        let (own, start) = (&self.layer, cache.as_ref().map_or(0, |cache| cache.len()));
+        let h = ops::add(h, &own.attention.forward(tape, &own.norm1.forward(tape, h), cache));
+        let q = self.split(&self.cq.forward(tape, &self.norm_cross.forward(tape, &h)));
+        let q = ops::rope(&q, own.attention.rope_base, start);
         let options = AttentionOptions { key_mask: mask.cloned(), ..AttentionOptions::default() };
-        let attended = ops::attention(&q, &k, &v, &options);
+        let attended = ops::attention(&q, k, v, &options);
         let joined = ops::reshape(&attended, &[h.dim(0), h.dim(1), h.dim(2)]);
         own.feed_forward(tape, &ops::add(&h, &self.co.forward(tape, &joined)))
     }
@@ -123,6 +203,8 @@ pub struct EncoderDecoder {
     pub decoder: Vec<CrossLayer>,
     /// Before the head, `[D]`.
     pub norm_out: RmsNorm,
+    /// Whether every layer is recomputed in the backward instead of saved: less memory, more time.
+    pub checkpoint_activations: bool,
 }
 module!(EncoderDecoder { embedding, encoder, norm_encoder, decoder, norm_out });
 
@@ -146,6 +228,7 @@ impl EncoderDecoder {
                 .collect(),
             norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
             config: config.clone(),
+            checkpoint_activations: false,
         })
     }
 
@@ -160,7 +243,12 @@ impl EncoderDecoder {
         assert!(tokens.rank() == 2, "encoder-decoder: tokens must be [B, T], got {:?}", tokens.shape());
         let mut e = self.embedding.forward(tape, tokens);
         for layer in &self.encoder {
-            e = layer.forward_full(tape, &e, mask);
+            e = if self.checkpoint_activations && tape.is_recording() {
+                let (layer, mask) = (layer.clone(), mask.cloned());
+                checkpoint(tape, &[&e], move |tape, e| layer.forward_full(tape, &e[0], mask.as_ref()))
+            } else {
+                layer.forward_full(tape, &e, mask)
+            };
         }
         self.norm_encoder.forward(tape, &e)
     }
@@ -171,7 +259,16 @@ impl EncoderDecoder {
         let encoded = self.encode(tape, source, mask);
         let mut h = self.embedding.forward(tape, tokens);
         for layer in &self.decoder {
-            h = layer.forward(tape, &h, &encoded, mask);
+            h = if self.checkpoint_activations && tape.is_recording() {
+                let (layer, mask) = (layer.clone(), mask.cloned());
+                checkpoint(tape, &[&h, &encoded], move |tape, x| {
+                    let (k, v) = layer.keys_and_values(tape, &x[1]);
+                    layer.forward(tape, &x[0], (&k, &v), mask.as_ref(), None)
+                })
+            } else {
+                let (k, v) = layer.keys_and_values(tape, &encoded);
+                layer.forward(tape, &h, (&k, &v), mask, None)
+            };
         }
         self.norm_out.forward(tape, &h)
     }
@@ -201,5 +298,19 @@ impl EncoderDecoder {
     pub fn loss(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor, targets: &Tensor) -> Var {
         let hidden = self.hidden(tape, source, mask, tokens);
         ops::cross_entropy_from_hidden(&hidden, &tape.param(&self.embedding.weight), targets, IGNORE)
+    }
+
+    /// The cross-entropy of every target, `[B, S]`; 0 where a target does not count. For evaluation: no gradient.
+    #[track_caller]
+    pub fn loss_rows(&self, source: &Tensor, tokens: &Tensor, targets: &Tensor) -> Tensor {
+        ops::cross_entropy_rows(&self.logits(&Tape::inference(), source, None, tokens), targets, IGNORE).into_value()
+    }
+
+    /// As [`EncoderDecoder::loss_rows`] among the token ids of texts: sentinels are taken for impossible.
+    #[track_caller]
+    pub fn text_loss_rows(&self, source: &Tensor, tokens: &Tensor, targets: &Tensor) -> Tensor {
+        let logits = self.logits(&Tape::inference(), source, None, tokens);
+        let text = Var::constant(logits.value().narrow(2, 0, self.config.text_ids()));
+        ops::cross_entropy_rows(&text, targets, IGNORE).into_value()
     }
 }

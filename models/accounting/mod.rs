@@ -3,6 +3,8 @@
 //! The formulas are checked against models that run: parameters against their tensors, multiply-accumulates against
 //! what the operators count ([`kumiki_ops::count_macs`]), bytes against a decoding cache.
 
+mod double;
+
 use kumiki_nn::Diagonal;
 use kumiki_ops::MacCount;
 
