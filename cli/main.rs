@@ -17,6 +17,7 @@ mod progress;
 mod report;
 mod run;
 mod scaling;
+mod scaling_fit;
 mod table;
 mod train;
 mod writing;
@@ -82,6 +83,8 @@ enum Command {
     Macs(macs::Args),
     #[command(subcommand)]
     Cem(cem::Command),
+    #[command(subcommand)]
+    Scaling(scaling_fit::Command),
     Gradcheck(gradcheck::Args),
     #[command(subcommand)]
     Bench(bench::Command),
@@ -105,6 +108,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Inference(args) => args.run(),
         Command::Macs(args) => args.run(),
         Command::Cem(command) => command.run(),
+        Command::Scaling(command) => command.run(),
         Command::Gradcheck(args) => args.run(),
         Command::Bench(command) => command.run(),
     }

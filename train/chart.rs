@@ -191,7 +191,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn
 }
 
 /// A size as people write it: `16384`.
-fn size(x: f64) -> String {
+pub(crate) fn size(x: f64) -> String {
     if (1.0..1e6).contains(&x) { format!("{x:.0}") } else { short(x) }
 }
 
@@ -206,13 +206,13 @@ fn tick(y: f64) -> String {
 }
 
 /// A linear axis with ticks of our choice.
-struct Axis {
+pub(crate) struct Axis {
     line: RangedCoordf64,
     ticks: Vec<f64>,
 }
 
 impl Axis {
-    fn new((from, to): (f64, f64), ticks: Vec<f64>) -> Axis {
+    pub(crate) fn new((from, to): (f64, f64), ticks: Vec<f64>) -> Axis {
         Axis { line: (from..to).into(), ticks }
     }
 }
@@ -241,7 +241,7 @@ fn placed(points: &[(f64, f64)], x_scale: Scale, y_scale: Scale) -> Vec<(f64, f6
 }
 
 /// Range and ticks of logarithmic x: the points, as far as labels have room.
-fn log_x_axis(mut xs: Vec<f64>) -> ((f64, f64), Vec<f64>) {
+pub(crate) fn log_x_axis(mut xs: Vec<f64>) -> ((f64, f64), Vec<f64>) {
     xs.sort_by(f64::total_cmp);
     xs.dedup();
     let (first, last) = (xs.first().copied().unwrap_or(0.0), xs.last().copied().unwrap_or(1.0));
@@ -258,7 +258,7 @@ fn log_x_axis(mut xs: Vec<f64>) -> ((f64, f64), Vec<f64>) {
 }
 
 /// Range and ticks.
-fn axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>) {
+pub(crate) fn axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>) {
     let (low, high) = ys.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
     if low > high {
         return ((0.0, 1.0), vec![]);

@@ -17,6 +17,7 @@ mod folder;
 pub mod gp;
 pub mod inference;
 pub mod kinds;
+pub mod laws;
 mod lean;
 pub mod log;
 pub mod marks;

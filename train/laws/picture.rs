@@ -1,0 +1,225 @@
+//! Losses against training tokens, both logarithmic: one panel a model, and in it, for every size, the points that were measured
+//! and the curve of the law that was fitted.
+
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::{Fit, Point};
+use crate::chart::{Axis, Scale, axis, log_x_axis, size};
+use crate::plot::{COLOURS, Drawn, FONT, INK, replace, short};
+use crate::{Error, Result};
+
+/// A model's points and their law.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted<'a> {
+    /// The model.
+    pub name: String,
+    /// What was measured.
+    pub points: &'a [Point],
+    /// What was fitted to it.
+    pub fit: Fit,
+}
+
+const PANEL: (u32, u32) = (620, 460);
+const HEAD: u32 = 44;
+/// Of the sizes' names, at the right of every panel.
+const LEGEND: u32 = 110;
+/// Panels in a row.
+const ROW: usize = 2;
+/// Sizes of a panel: more cannot be told apart, so that some of them, evenly chosen, stand for all.
+const SIZES: usize = 14;
+/// Straight pieces of a curve: places are whole pixels, and shorter pieces would show it.
+const STEPS: usize = 24;
+
+/// Writes the picture to `path`, replacing what was there, whole or not at all.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Result<()> {
+    replace(path.as_ref(), &svg(title, models)?)
+}
+
+/// The picture as the text of an SVG file.
+///
+/// # Errors
+/// When it cannot be drawn.
+pub fn svg(title: &str, models: &[Fitted<'_>]) -> Result<String> {
+    let columns = models.len().clamp(1, ROW);
+    let rows = models.len().div_ceil(columns).max(1);
+    let mut out = String::new();
+    let extent = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD);
+    let root = SVGBackend::with_string(&mut out, extent).into_drawing_area();
+    draw(&root, title, models, (rows, columns)).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
+    drop(root);
+    Ok(out)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usize)) -> Drawn<()> {
+    root.fill(&WHITE)?;
+    let below = root.titled(title, (FONT, 22).into_font().color(&INK))?;
+    for (area, model) in below.split_evenly(cells).iter().zip(models) {
+        let (chart, legend) = area.split_horizontally(PANEL.0 - LEGEND);
+        let sizes = sizes(model.points);
+        draw_panel(&chart, model, &sizes)?;
+        draw_legend(&legend, &sizes)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// The sizes that are shown, ascending.
+fn sizes(points: &[Point]) -> Vec<f64> {
+    let mut all: Vec<f64> = points.iter().map(|point| point.params).collect();
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    let shown = all.len().min(SIZES);
+    (0..shown).map(|i| all[if shown < 2 { i } else { i * (all.len() - 1) / (shown - 1) }]).collect()
+}
+
+/// Colour, width of lines, and what dots are filled with, of the `n`-th size: after seven the colours come again, thin and
+/// hollow.
+fn style(n: usize) -> (RGBColor, ShapeStyle, RGBColor) {
+    let (colour, first) = (COLOURS[n % COLOURS.len()], n < COLOURS.len());
+    (colour, colour.stroke_width(if first { 2 } else { 1 }), if first { colour } else { WHITE })
+}
+
+fn dot<C>(at: C, n: usize) -> [Circle<C, i32>; 2]
+where
+    C: Copy,
+{
+    let (colour, _, fill) = style(n);
+    [Circle::new(at, 5, colour.filled()), Circle::new(at, 3, fill.filled())]
+}
+
+fn draw_legend(area: &Area<'_>, sizes: &[f64]) -> Drawn<()> {
+    let text = (FONT, 14).into_font().color(&INK);
+    area.draw(&Text::new("N", (28, 44), text.clone()))?;
+    // The largest size has the lowest curve.
+    for (n, &params) in sizes.iter().enumerate() {
+        let y = 72 + 22 * n as i32;
+        area.draw(&PathElement::new(vec![(0, y), (22, y)], style(n).1))?;
+        dot((11, y), n).iter().try_for_each(|circle| area.draw(circle))?;
+        area.draw(&Text::new(short(params), (28, y - 7), text.clone()))?;
+    }
+    Ok(())
+}
+
+/// The curve of `params`, over all tokens of the model.
+fn curve(fit: &Fit, params: f64, (from, to): (f64, f64)) -> Vec<(f64, f64)> {
+    let at = |i: usize| from * (to / from).powf(i as f64 / STEPS as f64);
+    (0..=STEPS).map(|i| (at(i), fit.predict(params, at(i)))).collect()
+}
+
+fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
+    let Fitted { name, points, fit } = model;
+    let tokens = || points.iter().map(|point| point.tokens);
+    let reach = (tokens().fold(f64::INFINITY, f64::min), tokens().fold(0.0, f64::max));
+    let curves: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| curve(fit, params, reach)).collect();
+    let measured = |params: f64| points.iter().filter(move |p| p.params == params).map(|p| (p.tokens, p.loss));
+    let dots: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| measured(params).collect()).collect();
+    let (x_range, x_ticks) = log_x_axis(tokens().map(f64::log10).collect());
+    let (y_range, y_ticks, digits) = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
+    let mut chart = ChartBuilder::on(area)
+        .caption(name, (FONT, 17).into_font().color(&INK))
+        .margin(12)
+        .x_label_area_size(46)
+        .y_label_area_size(64)
+        .build_cartesian_2d(Axis::new(x_range, x_ticks), Axis::new(y_range, y_ticks))?;
+    chart
+        .configure_mesh()
+        .bold_line_style(RGBColor(222, 222, 228))
+        .light_line_style(TRANSPARENT)
+        .axis_style(INK)
+        .x_desc("training tokens D")
+        .y_desc("loss (nats per token)")
+        .axis_desc_style((FONT, 15).into_font().color(&INK))
+        .label_style((FONT, 13).into_font().color(&INK))
+        .x_label_formatter(&|x| size(10f64.powf(*x)))
+        .y_label_formatter(&|y| format!("{:.digits$}", 10f64.powf(*y)))
+        .draw()?;
+    let place = |p: &(f64, f64)| (p.0.log10(), p.1.log10());
+    for (n, curve) in curves.iter().enumerate() {
+        chart.draw_series(LineSeries::new(curve.iter().map(place), style(n).1))?;
+    }
+    for (n, dots) in dots.iter().enumerate() {
+        chart.draw_series(dots.iter().flat_map(|p| dot(place(p), n)))?;
+    }
+    Ok(())
+}
+
+/// Range and ticks of logarithmic losses, and how many decimals the ticks need. Losses are seldom a power of ten apart: then
+/// ticks are as even numbers as those of a linear axis.
+fn y_axis(losses: impl Iterator<Item = f64>) -> ((f64, f64), Vec<f64>, usize) {
+    let losses: Vec<f64> = losses.filter(|y| y.is_finite() && *y > 0.0).collect();
+    let logs = || losses.iter().map(|y| y.log10());
+    let (low, high) = logs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
+    if !low.is_finite() || high - low > 0.9 {
+        let (range, ticks) = axis(logs(), Scale::Log);
+        return (range, ticks, (-low).clamp(0.0, 9.0).ceil() as usize);
+    }
+    // Noise should not fill the panel where losses hardly differ.
+    let room = (0.06 * (high - low)).max(0.005);
+    let range = (low - room, high + room);
+    let ticks = axis([range.0, range.1].map(|y| 10f64.powf(y)).into_iter(), Scale::Linear).1;
+    let step = if ticks.len() < 2 { 1.0 } else { ticks[1] - ticks[0] };
+    let digits = (-(step * 1.001).log10().floor()).clamp(0.0, 9.0) as usize;
+    let ticks = ticks.into_iter().filter(|y| *y > 0.0).map(f64::log10);
+    (range, ticks.filter(|y| (range.0..=range.1).contains(y)).collect(), digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::laws::{FitOptions, fit};
+    use crate::scratch::Scratch;
+
+    fn points(sizes: usize) -> Vec<Point> {
+        let law = |n: f64, d: f64| 1.5 + (1e6 / n).powf(0.4) + 0.7 * (1e7 / d).powf(0.3);
+        let at = |i: usize| (1e6 * 2f64.powi((i / 4) as i32), 1e7 * 4f64.powi((i % 4) as i32));
+        (0..4 * sizes).map(at).map(|(params, tokens)| Point { params, tokens, loss: law(params, tokens) }).collect()
+    }
+
+    #[test]
+    fn every_size_has_its_points_and_its_curve() {
+        let points = points(5);
+        let fit = fit(&points, &FitOptions { bootstrap: 0, ..FitOptions::default() }).unwrap();
+        let model = |name: &str| Fitted { name: name.into(), points: &points, fit };
+        let text = svg("A < title", &[model("a & b"), model("c"), model("d")]).unwrap();
+        for phrase in ["A &lt; title", "a &amp; b", "training tokens D", ">\n16M\n<", "nats per token"] {
+            assert!(text.contains(phrase), "no {phrase} in {text}");
+        }
+        assert!(!text.contains("NaN") && !text.contains("inf"));
+        // Two circles for each dot, in the legend too.
+        assert_eq!(text.matches("<circle").count(), 3 * 2 * (20 + 5));
+        assert_eq!(text.matches("stroke-width=\"2\"").count(), 3 * (5 + 5));
+        assert!(svg("none", &[]).unwrap().starts_with("<svg"));
+        let dir = Scratch::new();
+        write(dir.path().join("laws.svg"), "t", &[model("m")]).unwrap();
+        assert!(write(dir.path().join("no/laws.svg"), "t", &[]).unwrap_err().to_string().contains("laws.svg"));
+    }
+
+    #[test]
+    fn many_sizes_are_thinned_from_end_to_end() {
+        let shown = sizes(&points(40));
+        assert_eq!((shown.len(), shown[0], shown[SIZES - 1]), (SIZES, 1e6, 1e6 * 2f64.powi(39)));
+        assert!(shown.is_sorted_by(|a, b| a < b));
+        assert_eq!(sizes(&points(1)), [1e6]);
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        let ticks = |losses: &[f64]| {
+            let (_, ticks, digits) = y_axis(losses.iter().copied());
+            ticks.iter().map(|y| format!("{:.digits$}", 10f64.powf(*y))).collect::<Vec<_>>()
+        };
+        assert_eq!(ticks(&[2.05, 3.9]), ["2.0", "2.5", "3.0", "3.5", "4.0"]);
+        assert_eq!(ticks(&[2.501, 2.5034]), ["2.48", "2.50", "2.52"]);
+        assert_eq!(ticks(&[0.5, 10.0]), ["0.5", "1.0", "2.0", "5.0", "10.0"]);
+        assert_eq!(ticks(&[3.0]), ["2.98", "3.00", "3.02"]);
+        assert!(ticks(&[]).is_empty());
+    }
+}
