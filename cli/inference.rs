@@ -19,15 +19,21 @@ use crate::table::{count, short, table, thousands};
 /// Measure what decoding costs: prompt, time per token and bytes kept, against the length
 ///
 /// One sequence at a time, random parameters: the times do not depend on what a model has learnt. Models with keys and
-/// values slow down and grow with every token; a window or a chunk with running sums does not.
+/// values slow down and grow with every token; a window or a chunk with running sums does not. A double decoder keeps
+/// those of its generation layers only; that it reads all of its text again for every block it writes is not in the time of
+/// a token, but is the time of a prompt of that length.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   kumiki inference
+  kumiki inference --suite double --out double-decoding.svg
   kumiki inference --models tango,wango --seq 256,4096 --tokens 64 --out decoding.svg
   kumiki inference --preset nano --json")]
 pub struct Args {
-    /// Models, separated by commas [default: all of TANGO's paper]; `kumiki compare --help` says what there is
+    /// Which paper's models, and sizes
+    #[arg(long, value_name = "NAME", default_value = "tango", value_parser = PossibleValuesParser::new(Suite::ALL.map(Suite::name)))]
+    suite: String,
+    /// Models, separated by commas [default: all of the suite]; `kumiki compare --help` says what there is
     #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = model_name)]
     models: Option<Vec<String>>,
     /// Lengths of the prompt, separated by commas
@@ -99,9 +105,9 @@ impl Args {
             return Err(Error::new(format!("--tokens must be from 1 to {LONGEST}, found {}", self.tokens)));
         }
         chart::check(&self.out)?;
-        let names =
-            self.models.clone().unwrap_or_else(|| Suite::Tango.models().iter().map(|&name| name.to_owned()).collect());
-        let settings = Settings::preset(&self.preset)?;
+        let suite = Suite::named(&self.suite)?;
+        let names = self.models.clone().unwrap_or_else(|| suite.models().iter().map(|&name| name.to_owned()).collect());
+        let settings = Settings::for_suite(suite, &self.preset)?;
         in_pool(|| {
             let machine = Machine::here();
             let rows = measure(&settings, &names, &seq, self.tokens, |row| {
@@ -134,7 +140,13 @@ impl Args {
 }
 
 fn report(rows: &[Row]) -> String {
-    let header = ["model", "T", "parameters", "prompt ms", "prompt tok/s", "token ms", "tok/s", "bytes kept"];
+    let header =
+        ["model", "T", "parameters", "prompt ms", "prompt tok/s", "token ms", "tok/s", "MACs of a token", "bytes kept"];
+    // Beside the decoder-only model, where there is one: what two stacks save.
+    let beside = |row: &Row, text: String, of: fn(&Row) -> f64| {
+        let base = rows.iter().find(|base| base.model == "decoder" && base.seq == row.seq);
+        base.map_or_else(|| text.clone(), |base| format!("{text} ({:.3})", of(row) / of(base)))
+    };
     let cells = |row: &Row| {
         vec![
             row.model.clone(),
@@ -142,10 +154,12 @@ fn report(rows: &[Row]) -> String {
             thousands(row.params as u64),
             format!("{:.1}", 1e3 * row.prefill_s),
             short(row.seq as f64 / row.prefill_s),
-            format!("{:.3}", 1e3 * row.token_s),
+            beside(row, format!("{:.3}", 1e3 * row.token_s), |row| row.token_s),
             short(1.0 / row.token_s),
-            short(row.state_bytes as f64),
+            beside(row, short(row.token_macs as f64), |row| row.token_macs as f64),
+            beside(row, short(row.state_bytes as f64), |row| row.state_bytes as f64),
         ]
     };
-    table(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+    let text = table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
+    if rows.iter().any(|row| row.model == "decoder") { text + "\nin brackets: to the decoder-only model" } else { text }
 }

@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod scaling;
 mod scaling_fit;
+mod scaling_run;
 mod table;
 mod train;
 mod writing;
@@ -54,6 +55,7 @@ Examples:
   kumiki compare tango --data book.txt     on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki gp                                functions inferred from their points, beside the exact posterior
+  kumiki scaling run --dry-run             what a grid for scaling laws would cost
   kumiki gradcheck                         is every gradient right?
   kumiki bench ops                         how fast is every operator on this machine?
 

@@ -9,17 +9,20 @@ use kumiki_train::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::output::{self, in_pool, line, remark};
+use crate::scaling_run;
 use crate::table::{count, table};
 
 /// How losses fall with the size of a model and the tokens that it is trained on
 #[derive(clap::Subcommand)]
 pub enum Command {
+    Run(scaling_run::Args),
     Fit(Args),
 }
 
 impl Command {
     pub fn run(self) -> Result<()> {
         match self {
+            Command::Run(args) => args.run(),
             Command::Fit(args) => in_pool(|| args.run()),
         }
     }
@@ -100,7 +103,8 @@ fn object(model: &Fitted<'_>) -> Value {
     object
 }
 
-fn report(models: &[Fitted<'_>]) -> String {
+/// Coefficients of every law with their intervals, and how well it fits.
+pub fn report(models: &[Fitted<'_>]) -> String {
     let interval = format!("{:.0} % from", 100.0 * models[0].fit.level);
     let header = ["model", "", "value", &interval, "to"];
     let rows: Vec<Vec<String>> = models.iter().flat_map(rows).collect();

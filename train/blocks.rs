@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub enum BlockSampling {
     /// 2 to 7 cuts, each at any place.
     RandomUniform,
-    /// Blocks that double in length: cuts at `T/2, T/4, T/8 ..` from the end, as far as blocks have [`SHORTEST`] tokens.
+    /// Blocks that double in length: cuts at `T/2, T/4, T/8 ..` from the end, as far as blocks have 8 tokens.
     Logspace,
     /// One cut, in the middle.
     SingleMiddle,

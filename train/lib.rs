@@ -15,6 +15,7 @@ pub mod data;
 mod error;
 mod folder;
 pub mod gp;
+pub mod grid;
 pub mod inference;
 pub mod kinds;
 pub mod laws;
