@@ -1,6 +1,6 @@
 //! `kumiki bench`.
 
-use kumiki::ops::{Roofline, bench_cases, op_cases, simd};
+use kumiki::ops::{BenchCase, Roofline, bench_cases, op_cases, simd};
 use kumiki::tensor::{DType, threads};
 use kumiki_train::bench::StepBench;
 use kumiki_train::run::Machine;
@@ -35,6 +35,7 @@ impl Command {
 ///
 /// Memory bandwidth and the rate of matrix products are measured first. An operator's percentage is the least time that
 /// its bytes and operations need by these, over the time it takes. An operator whose gradient check fails gets no number.
+/// The same done in another way stands below an operator, timed in turn with it on the same inputs.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -68,30 +69,49 @@ impl Ops {
             line(&format!("{:<width$}  forward ms  with backward ms     GB/s  GFLOP/s  roofline  inputs", "operator"))?;
         }
         let (mut rows, mut refused) = (Vec::new(), Vec::new());
-        for case in &cases {
-            let shapes: Vec<String> = case.inputs.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+        for cases in cases.chunk_by(|a, b| b.is_beside(a)) {
+            let shapes: Vec<String> = cases[0].inputs.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
             let shapes = shapes.join(", ");
-            if let Some(reason) = case.refused(&checks) {
-                refused.push(case.name);
-                match self.json {
-                    true => rows.push(json!({"name": case.name, "inputs": shapes, "refused": reason})),
-                    false => line(&format!("{:<width$}  no number: {reason}", case.name))?,
+            if let Some(reason) = cases[0].refused(&checks) {
+                for case in cases {
+                    refused.push(case.name);
+                    match self.json {
+                        true => rows.push(json!({"name": case.name, "inputs": shapes, "refused": reason})),
+                        false => line(&format!("{:<width$}  no number: {reason}", case.name))?,
+                    }
                 }
                 continue;
             }
-            let time = case.time();
-            let (forward, both) = (1e3 * time.forward, 1e3 * time.both);
-            let (gb, gflop) = (case.bytes as f64 / time.forward / 1e9, case.flops as f64 / time.forward / 1e9);
-            let percent = 100.0 * roofline.least_seconds(case.bytes, case.flops) / time.forward;
-            match self.json {
-                true => rows.push(json!({
-                    "name": case.name, "inputs": shapes, "forward_ms": forward, "forward_backward_ms": both, "gb_s": gb,
-                    "gflop_s": gflop, "roofline_percent": percent,
-                })),
-                false => line(&format!(
-                    "{:<width$}  {forward:>10.3}  {both:>16.3}  {gb:>7.1}  {gflop:>7.1}  {percent:>6.0} %  {shapes}",
+            let times = BenchCase::time_in_turn(cases);
+            for (case, time) in cases.iter().zip(&times) {
+                let (forward, both) = (1e3 * time.forward, 1e3 * time.both);
+                let (gb, gflop) = (case.bytes as f64 / time.forward / 1e9, case.flops as f64 / time.forward / 1e9);
+                let percent = 100.0 * roofline.least_seconds(case.bytes, case.flops) / time.forward;
+                // Of the operator itself, for the same done otherwise.
+                let ratios = (case.name != case.operator() && cases[0].name == case.operator())
+                    .then(|| (time.forward / times[0].forward, time.both / times[0].both));
+                if self.json {
+                    let mut row = json!({
+                        "name": case.name, "inputs": shapes, "forward_ms": forward, "forward_backward_ms": both, "gb_s": gb,
+                        "gflop_s": gflop, "roofline_percent": percent,
+                    });
+                    if let Some((forward, both)) = ratios {
+                        row["times_as_long"] =
+                            json!({"as": case.operator(), "forward": forward, "forward_backward": both});
+                    }
+                    rows.push(row);
+                    continue;
+                }
+                let what = match ratios {
+                    Some((forward, both)) => {
+                        format!("{forward:.2} and {both:.2} times as long as {}", case.operator())
+                    }
+                    None => shapes.clone(),
+                };
+                line(&format!(
+                    "{:<width$}  {forward:>10.3}  {both:>16.3}  {gb:>7.1}  {gflop:>7.1}  {percent:>6.0} %  {what}",
                     case.name
-                ))?,
+                ))?;
             }
         }
         if self.json {

@@ -60,12 +60,23 @@ fn fastest(mut f: impl FnMut()) -> f64 {
 
 /// Seconds of several runs, after one that is not counted.
 fn times(f: &mut dyn FnMut()) -> Vec<f64> {
-    f();
-    let (begin, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || (begin.elapsed() < Duration::from_millis(300) && times.len() < 1000) {
-        let started = Instant::now();
-        f();
-        times.push(started.elapsed().as_secs_f64());
+    times_in_turn(1, &mut |_| f()).remove(0)
+}
+
+/// Seconds of several runs of each of `f(0)`, `f(1)` ... in turn, after one that is not counted: a busy machine slows all alike.
+fn times_in_turn(cases: usize, f: &mut dyn FnMut(usize)) -> Vec<Vec<f64>> {
+    (0..cases).for_each(&mut *f);
+    let (begin, mut times) = (Instant::now(), vec![Vec::new(); cases]);
+    let enough = Duration::from_millis(300) * cases as u32;
+    for round in 0..1000 {
+        if round >= 5 && begin.elapsed() >= enough {
+            break;
+        }
+        for (case, times) in times.iter_mut().enumerate() {
+            let started = Instant::now();
+            f(case);
+            times.push(started.elapsed().as_secs_f64());
+        }
     }
     times
 }
@@ -87,31 +98,49 @@ pub struct Timing {
 impl BenchCase {
     /// Runs the operator on random inputs.
     pub fn time(&self) -> Timing {
-        let mut rng = Rng::new(0).fork(self.name);
+        BenchCase::time_in_turn(std::slice::from_ref(self)).remove(0)
+    }
+
+    /// Runs cases that have the same inputs and results in turn, on the same numbers.
+    ///
+    /// # Panics
+    /// Without cases.
+    pub fn time_in_turn(cases: &[BenchCase]) -> Vec<Timing> {
+        let first = &cases[0];
+        let mut rng = Rng::new(0).fork(first.operator());
         let inputs: Vec<Tensor> =
-            self.inputs.iter().map(|(_, shape)| rng.normal(DType::F32, shape, 0.0, 1.0)).collect();
+            first.inputs.iter().map(|(_, shape)| rng.normal(DType::F32, shape, 0.0, 1.0)).collect();
         let constants: Vec<Var> = inputs.iter().cloned().map(Var::constant).collect();
         // A tape for training: on one for inference dropout would do nothing.
-        let forward = median(times(&mut || {
-            black_box((self.forward)(&Tape::training(Rng::new(0)), &constants));
-        }));
-        let shape = (self.forward)(&Tape::inference(), &constants).shape().to_vec();
+        let forward = times_in_turn(cases.len(), &mut |case| {
+            black_box((cases[case].forward)(&Tape::training(Rng::new(0)), &constants));
+        });
+        let shape = (first.forward)(&Tape::inference(), &constants).shape().to_vec();
         let dout = rng.normal(DType::F32, &shape, 0.0, 1.0);
-        let both = median(times(&mut || {
+        let both = times_in_turn(cases.len(), &mut |case| {
             let tape = Tape::training(Rng::new(0));
             let leaves: Vec<Var> = inputs.iter().map(|x| tape.leaf(x.clone())).collect();
-            let y = (self.forward)(&tape, &leaves);
+            let y = (cases[case].forward)(&tape, &leaves);
             black_box(tape.backward_from(&[(&y, dout.clone())]));
-        }));
-        Timing { forward, both }
+        });
+        forward.into_iter().zip(both).map(|(f, b)| Timing { forward: median(f), both: median(b) }).collect()
+    }
+
+    /// The operator, however it is done here.
+    pub fn operator(&self) -> &'static str {
+        self.name.split(" (").next().unwrap_or(self.name)
+    }
+
+    /// Whether this is what `other` does, done in another way, on inputs of the same shapes.
+    pub fn is_beside(&self, other: &BenchCase) -> bool {
+        self.name != self.operator() && self.operator() == other.operator() && self.inputs == other.inputs
     }
 
     /// Why no number may be shown: a gradient check of the operator that fails, or none at all. `checks` are those of
     /// [`crate::op_cases`].
     pub fn refused(&self, checks: &[OpCase]) -> Option<String> {
-        let base = self.name.split(" (").next().unwrap_or(self.name);
         let mut found = false;
-        for case in checks.iter().filter(|case| case.name == base) {
+        for case in checks.iter().filter(|case| case.name == self.operator()) {
             found = true;
             let report = case.check();
             let holds = report.error() < 1e-6 && report.without_gradient.is_empty();
@@ -138,6 +167,12 @@ mod tests {
         let known = checks[0].name;
         assert_eq!(case(known).refused(&checks), None);
         assert!(case("nothing").refused(&checks).unwrap().contains("no gradient check"));
+        let (plain, composed) = (case("cast"), case("cast (composed)"));
+        assert!(composed.is_beside(&plain) && !plain.is_beside(&composed) && !plain.is_beside(&plain));
+        assert!(!composed.is_beside(&case(known)));
+        let mut turns = Vec::new();
+        assert!(times_in_turn(2, &mut |case| turns.push(case)).iter().all(|times| times.len() + 1 == turns.len() / 2));
+        assert!(turns.chunks(2).all(|turn| turn == [0, 1]));
         let wrong = OpCase::new("wrong", "detached", &[("x", &[2])], |_, v| crate::cast(&v[0].detach(), DType::F64));
         assert!(case("wrong (composed)").refused(&[wrong]).unwrap().contains("its check `detached` fails"));
         let roofline = Roofline { bandwidth: 1e9, gemm: 1e10 };

@@ -151,6 +151,7 @@ impl Plan {
             weighting: Weighting::Softmax,
             sees: if self.causal { Sees::Causal } else { Sees::All },
             key_mask: mask.as_deref(),
+            pair_mask: None,
             bounds: &vec![None; self.heads],
         })
     }
@@ -178,7 +179,7 @@ impl Backward for AttentionBackward {
         fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
             let (out, dout) = (Some(Rows::new(&out)), Rows::new(dout));
-            let up = Upstream { dout, gate: None, out, lse: Some(lse.as_slice::<E>()) };
+            let up = Upstream { dout, gate: None, out, lse: Some(lse.as_slice::<E>()), dlse: None };
             let [dq, dk, dv, _] = plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs));
             vec![dq, dk, dv]
         }

@@ -9,11 +9,11 @@
 //! ```
 //!
 //! In the first block there are no context keys: attention of the block to itself, as with a single block it is
-//! `causal_attention`. The same comes out of two attentions merged by their log-sum-exps, which is how it can be had where no
-//! kernel does both; here tiles of either set stream past the same queries, and tiles that nobody sees are never touched.
+//! `causal_attention`. The same comes out of two attentions merged by their log-sum-exps (`dual_attention_merged`), which is how
+//! it can be had where no kernel does both; here tiles of either set stream past the same queries, and tiles that nobody sees are never touched.
 //!
 //! Backward: given `lse` and `delta_i = dout_i·y_i` each set's part is that of an attention of its own (see
-//! `causal_attention`), and the two `dq` add up.
+//! `causal_attention`), and both add to one `dq`.
 //! Saved: `q`, keys and values of both sets, `out`, `lse` `[B, H, T]`. No `T×T` array exists at any time.
 //! Cost: `2 (K+G)` operations per visible pair forward, `6K + 4G` backward; `T(T+1)/2` pairs a head, whatever the blocks.
 //! Source: Block-Based Double Decoders, arXiv 2605.18807.
@@ -62,6 +62,13 @@ impl BlockStarts {
         Ok(BlockStarts { rows, len })
     }
 
+    /// So many blocks of equal lengths, as far as `len` can be cut so, in every batch entry.
+    pub fn equal(blocks: usize, len: usize) -> BlockStarts {
+        let mut starts: Vec<usize> = (1..blocks).map(|n| n * len / blocks).filter(|&start| start > 0).collect();
+        starts.dedup();
+        BlockStarts { rows: vec![starts], len }
+    }
+
     /// The first positions of all blocks of a batch entry but the first.
     pub fn of(&self, batch: usize) -> &[usize] {
         &self.rows[if self.rows.len() == 1 { 0 } else { batch }]
@@ -74,6 +81,16 @@ impl BlockStarts {
             0 => 0,
             n => starts[n - 1],
         }
+    }
+
+    /// The number of lists.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there is a list for each of so many batch entries, or one for all.
+    pub(crate) fn fits(&self, batch: usize) -> bool {
+        self.rows.len() == 1 || self.rows.len() == batch
     }
 
     /// The length of the sequences.
@@ -188,7 +205,7 @@ fn check(DualAttention { q, k_self, v_self, k_context, v_context }: DualAttentio
                 shapes()
             );
             assert!(
-                blocks.rows.len() == 1 || blocks.rows.len() == q.dim(0),
+                blocks.fits(q.dim(0)),
                 "dual_attention: {} lists of block starts for B={}",
                 blocks.rows.len(),
                 q.dim(0)
@@ -251,6 +268,7 @@ impl DualAttentionBackward {
             weighting: Weighting::Softmax,
             sees: own_sees,
             key_mask: own_mask,
+            pair_mask: None,
             bounds: &bounds,
         };
         let context = Problem {
@@ -266,26 +284,16 @@ impl DualAttentionBackward {
 
     fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (out, lse) = (self.out.as_ref().expect("kept"), self.lse.as_ref().expect("of a softmax"));
-        let of_set = |p: &Problem<E>, needs: [bool; 4]| {
-            let up = Upstream {
-                dout: Rows::new(dout),
-                gate: None,
-                out: Some(Rows::new(out)),
-                lse: Some(lse.as_slice::<E>()),
-            };
-            attention_tiles::backward(p, &up, needs)
+        let up = Upstream {
+            dout: Rows::new(dout),
+            gate: None,
+            out: Some(Rows::new(out)),
+            lse: Some(lse.as_slice::<E>()),
+            dlse: None,
         };
-        let [[own_dq, dk_self, dv_self, _], [context_dq, dk_context, dv_context, _]] =
-            self.with_sets::<E, _>(|[own, context]| {
-                [
-                    of_set(own, [needs[0], needs[1], needs[2], false]),
-                    of_set(context, [needs[0], needs[3], needs[4], false]),
-                ]
-            });
-        let dq = own_dq.zip(context_dq).map(|(mut dq, more)| {
-            dq.add_assign(&more);
-            dq
-        });
+        let of_sets = [[needs[1], needs[2]], [needs[3], needs[4]]];
+        let (dq, [[dk_self, dv_self], [dk_context, dv_context]], _) =
+            self.with_sets::<E, _>(|sets| attention_tiles::backward_over(sets, &up, needs[0], of_sets, false));
         vec![dq, dk_self, dv_self, dk_context, dv_context]
     }
 }
@@ -309,7 +317,7 @@ impl Backward for DualAttentionBackward {
     }
 }
 
-fn operands(x: &[Var]) -> DualAttention<'_> {
+pub(crate) fn operands(x: &[Var]) -> DualAttention<'_> {
     DualAttention { q: &x[0], k_self: &x[1], v_self: &x[2], k_context: &x[3], v_context: &x[4] }
 }
 
@@ -335,7 +343,7 @@ pub(crate) fn cases() -> Vec<OpCase> {
 pub(crate) fn bench() -> Vec<BenchCase> {
     let (b, t, h, k) = (1, 2048, 8, 64);
     let inputs = ["q", "k_self", "v_self", "k_context", "v_context"].map(|name| (name, vec![b, t, h, k]));
-    let blocks = BlockStarts::new(vec![(1..8).map(|n| n * t / 8).collect()], t).expect("in order");
+    let blocks = BlockStarts::equal(8, t);
     vec![BenchCase {
         name: "dual_attention",
         inputs: inputs.into(),

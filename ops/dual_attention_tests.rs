@@ -5,7 +5,9 @@ use kumiki_tensor::{Rng, threads::with_threads};
 use proptest::prelude::*;
 
 use super::*;
+use crate::attention_with_lse::SeenKeys;
 use crate::causal_attention;
+use crate::dual_attention_merged::dual_attention_merged;
 use crate::simd::{Level, with_level};
 use crate::testing::{Chain, difference};
 
@@ -90,7 +92,7 @@ proptest! {
         let mut mask = |keys: usize, own: bool| {
             // A query's own key is always there.
             Tensor::from_fn::<i64>(&[batch, keys], |i| {
-                i64::from(rng.next_u64() % 3 > 0 || (own && i % keys >= keys - tq) || !masked)
+                i64::from(!rng.next_u64().is_multiple_of(3) || (own && i % keys >= keys - tq) || !masked)
             })
         };
         let (own, context) = (mask(ts, true), mask(tc, false));
@@ -121,12 +123,57 @@ fn blocks_around_the_tiles_pass_the_chain() {
     }
 }
 
+/// The first pair further apart than 1e-10 of its size, or of 1: where a query sees one key, some gradients are nothing but
+/// rounding.
+fn farthest(a: &[Vec<f64>], b: &[Vec<f64>]) -> Option<(f64, f64)> {
+    assert_eq!(a.iter().map(Vec::len).collect::<Vec<_>>(), b.iter().map(Vec::len).collect::<Vec<_>>());
+    let near = |(x, y): &(f64, f64)| (x - y).abs() <= 1e-10 * y.abs().max(1.0);
+    a.iter().flatten().copied().zip(b.iter().flatten().copied()).find(|pair| !near(pair))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Blocks of length 1 where `one_in` is 1, hardly any where it is large; other rows have others.
+    #[test]
+    fn fused_equals_merged(
+        (batch, heads, t) in (1usize..4, 1usize..3, prop_oneof![1usize..12, 90usize..200]),
+        (width, values) in (1usize..9, 1usize..9), one_in in prop_oneof![1u64..4, 20u64..400], seed in any::<u64>(),
+    ) {
+        let blocks = blocks(batch, t, seed, one_in);
+        let mut rng = Rng::new(seed);
+        let x: Vec<Tensor> = [width, width, values, width, values]
+            .map(|width| rng.normal(DType::F64, &[batch, t, heads, width], 0.0, 1.0)).into();
+        let fused = run(&x, |x| dual_attention(operands(x), DualSees::Blocks(&blocks)));
+        let context = SeenKeys::masked([batch, t, t], |b, i, j| j < blocks.start_of(b, i));
+        for context in [SeenKeys::EarlierBlocks(blocks.clone()), context] {
+            let own = SeenKeys::OwnBlock(blocks.clone());
+            let merged = run(&x, |x| dual_attention_merged(operands(x), [&own, &context]));
+            prop_assert_eq!(farthest(&fused, &merged), None);
+        }
+    }
+}
+
+#[test]
+fn fused_equals_merged_in_one_block_and_in_blocks_of_one() {
+    for t in [1, 2, 97] {
+        let x = normals(7, DType::F64, [2, t, 2, 4]);
+        for rows in [vec![vec![]], vec![(1..t).collect()], vec![vec![], (1..t).collect()]] {
+            let blocks = BlockStarts::new(rows, t).unwrap();
+            let sees = [SeenKeys::OwnBlock(blocks.clone()), SeenKeys::EarlierBlocks(blocks.clone())];
+            let fused = run(&x, |x| dual_attention(operands(x), DualSees::Blocks(&blocks)));
+            let merged = run(&x, |x| dual_attention_merged(operands(x), sees.each_ref()));
+            assert_eq!(farthest(&fused, &merged), None);
+        }
+    }
+}
+
 fn normals(seed: u64, dtype: DType, [batch, t, heads, width]: [usize; 4]) -> Vec<Tensor> {
     let mut rng = Rng::new(seed);
     (0..5).map(|_| rng.normal(dtype, &[batch, t, heads, width], 0.0, 1.0)).collect()
 }
 
-/// Output and gradients of q, k_self, v_self, for an upstream gradient drawn from a fixed seed.
+/// Output and gradients of all inputs, for an upstream gradient drawn from a fixed seed.
 fn run(x: &[Tensor], f: impl Fn(&[Var]) -> Var) -> Vec<Vec<f64>> {
     let tape = Tape::new();
     let leaves: Vec<Var> = x.iter().map(|x| tape.leaf(x.clone())).collect();

@@ -127,6 +127,7 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], f: impl FnOnce(
         weighting: Weighting::Softmax,
         sees: Sees::Causal,
         key_mask: None,
+        pair_mask: None,
         bounds: &tau.iter().map(bound).collect::<Vec<_>>(),
     })
 }
@@ -175,6 +176,7 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[boo
         gate: v.as_ref().map(Rows::new),
         out: Some(Rows::new(&gate)),
         lse: Some(lse.as_slice::<E>()),
+        dlse: None,
     };
     let wanted = [needs[0] || needs[3], needs[1], needs[2], v.is_some() && needs[4]];
     let [dq, dk, dg, dv] = with_problem(&operands, &tau, |p| attention_tiles::backward(p, &up, wanted));

@@ -173,6 +173,7 @@ impl GauBackward {
             weighting: Weighting::SquaredRelu,
             sees: Sees::Causal,
             key_mask: None,
+            pair_mask: None,
             bounds: &vec![None; blocks],
         })
     }
@@ -189,6 +190,7 @@ impl GauBackward {
             gate: self.u.as_ref().map(Rows::new),
             out: self.out.as_ref().map(Rows::new),
             lse: None,
+            dlse: None,
         };
         let wanted = [needs[0], needs[1], needs[2], self.u.is_some() && needs[3]];
         let [dq, dk, dv, du] = self.with_problem::<E, _>(|p| attention_tiles::backward(p, &up, wanted));

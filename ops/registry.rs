@@ -45,7 +45,7 @@ impl OpCase {
 
 /// An operator at a size worth timing, F32.
 pub struct BenchCase {
-    /// The operator; `name (composed)` for the same from primitives.
+    /// The operator; `name (how)` for the same in another way, after the operator itself and with the same inputs.
     pub name: &'static str,
     /// Names and shapes of the inputs, filled with standard normal numbers.
     pub inputs: Vec<(&'static str, Vec<usize>)>,
@@ -62,6 +62,7 @@ pub fn op_cases() -> Vec<OpCase> {
     [
         crate::activations::cases(),
         crate::arithmetic::cases(),
+        crate::attention_with_lse::cases(),
         crate::cast::cases(),
         crate::causal_attention::cases(),
         crate::cem_attention::cases(),
@@ -73,6 +74,7 @@ pub fn op_cases() -> Vec<OpCase> {
         crate::cumsum::cases(),
         crate::dropout::cases(),
         crate::dual_attention::cases(),
+        crate::dual_attention_merged::cases(),
         crate::embedding::cases(),
         crate::feature_map::cases(),
         crate::gate_aggregate::cases(),
@@ -116,6 +118,7 @@ pub fn bench_cases() -> Vec<BenchCase> {
         crate::cross_entropy_from_hidden::bench(),
         crate::dropout::bench(),
         crate::dual_attention::bench(),
+        crate::dual_attention_merged::bench(),
         crate::embedding::bench(),
         crate::feature_map::bench(),
         crate::gate_aggregate::bench(),

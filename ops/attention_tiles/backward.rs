@@ -6,23 +6,29 @@
 //! squared ReLU:  p_ij = relu(s_ij)²,        ds_ij = 2 relu(s_ij) dp_ij
 //! ```
 //!
-//! One task per batch entry, head and block of keys holds `dk` and `dv` of its keys while queries pass by. With enough
-//! heads to keep threads busy a block is all the keys; otherwise there are up to [`MOST_BLOCKS`], each with a `dq` of
-//! its own, which are summed in order at the end: O(T·K) more memory, and still five products per pair.
+//! One task per batch entry, head and piece of the keys holds `dk` and `dv` of its keys while queries pass by. With enough
+//! heads to keep threads busy a piece is all the keys of a set; otherwise a head has up to [`MOST_PIECES`]. All pieces of a
+//! head add to the same rows of `dq`, tile of queries by tile and always in the same order ([`Turns`]): no more memory than
+//! one `dq`, the same bits for any number of threads, and still five products per pair.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxGradient;
+use super::turns::Turns;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, SharedRows, SquaredReluGradient, Tile, TileProduct, TransposeRows,
-    Weighting, leading, tile_queries,
+    Band, KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredReluGradient, Tile, TileProduct,
+    TransposeRows, Weighting, leading, tile_queries,
 };
 use crate::simd;
 
-/// Blocks of keys of a head, at most.
-const MOST_BLOCKS: usize = 4;
+/// Pieces of the keys of a head, at most, but for those that lie in two sets or, where there are blocks, hold too much.
+const MOST_PIECES: usize = 4;
+/// What a task holds of keys and values with their gradients, at most, where there are blocks: few see keys of the own block,
+/// so that all of them would make one piece. Elsewhere a piece more is one more packing of many queries.
+const HELD_BYTES: usize = 1024 * 1024;
 /// Tasks that keep the threads of a large machine busy.
 const ENOUGH_TASKS: usize = 32;
 
@@ -36,40 +42,109 @@ pub(crate) struct Upstream<'a, E> {
     pub out: Option<Rows<'a, E>>,
     /// `[B, H, T_q]`; for softmax.
     pub lse: Option<&'a [E]>,
+    /// `[B, T_q, H]`: what `-delta` is, with all else that arrives at `lse`, where there is no `out` to form it from.
+    pub dlse: Option<&'a [E]>,
 }
 
 /// The gradients of `q`, `k`, `v` and the gate as far as they are needed.
 pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 4]) -> [Option<Tensor>; 4] {
-    let blocks = key_blocks(p);
-    let (queries, keys) = ([p.batch, p.queries, p.heads], [p.batch, p.keys, p.heads]);
-    let tensor = |[b, t, h]: [usize; 3], width: usize| Tensor::empty(E::DTYPE, &[b, t, h, width]);
-    let mut dq = needs[0].then(|| tensor([blocks.len() * queries[0], queries[1], queries[2]], p.k.width));
-    let mut dk = needs[1].then(|| tensor(keys, p.k.width));
-    let mut dv = needs[2].then(|| tensor(keys, p.v.width));
-    let mut dgate = needs[3].then(|| tensor(queries, p.v.width));
-    let outputs =
-        [&mut dq, &mut dk, &mut dv, &mut dgate].map(|t| t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())));
-    let cost = p.queries * p.keys * (p.k.width + p.v.width);
-    threads::parallel_for(p.batch * p.heads * blocks.len(), cost, |task| {
-        let (head, block) = (task / blocks.len(), task % blocks.len());
-        key_block(p, up, (head / p.heads, head % p.heads), block, blocks[block].clone(), &outputs);
-    });
-    [dq.map(|dq| summed::<E>(dq, p, blocks.len())), dk, dv, dgate]
+    let [need_q, need_k, need_v, need_gate] = needs;
+    let (dq, [[dk, dv]], dgate) = backward_over(std::array::from_ref(p), up, need_q, [[need_k, need_v]], need_gate);
+    [dq, dk, dv, dgate]
 }
 
-/// Cuts the keys so that every block has about as many visible pairs, by shape alone.
-fn key_blocks<E: Number>(p: &Problem<E>) -> Vec<Range<usize>> {
-    let tiles = p.keys.div_ceil(KEYS);
-    let wanted = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_BLOCKS).min(tiles.div_ceil(4)).max(1);
-    let tiles_of_queries: Vec<_> = (0..p.batch)
-        .flat_map(|batch| p.tiles(batch, KEYS).into_iter().map(move |queries| (queries.len(), p.seen(batch, &queries))))
-        .collect();
-    let pairs = |tile: usize| {
-        let keys = tile * KEYS..p.keys.min((tile + 1) * KEYS);
-        tiles_of_queries.iter().map(|(queries, seen)| queries * common(seen, &keys).len()).sum()
+/// The gradients of `q`, of the keys and values of every set, and of the gate.
+type OverSets<const N: usize> = (Option<Tensor>, [[Option<Tensor>; 2]; N], Option<Tensor>);
+
+/// As [`backward`] where one softmax was over several sets of keys, see [`super::forward_over`].
+pub(crate) fn backward_over<E: Number, const N: usize>(
+    sets: &[Problem<E>; N],
+    up: &Upstream<E>,
+    need_q: bool,
+    needs: [[bool; 2]; N],
+    need_gate: bool,
+) -> OverSets<N> {
+    let p = &sets[0];
+    let heads = p.batch * p.heads;
+    let tensor = |need: bool, time, width| need.then(|| Tensor::empty(E::DTYPE, &[p.batch, time, p.heads, width]));
+    let mut dq = tensor(need_q, p.queries, p.k.width);
+    let mut dgate = tensor(need_gate, p.queries, p.v.width);
+    let mut of_sets: [_; N] = std::array::from_fn(|n| {
+        let (p, [need_k, need_v]) = (&sets[n], needs[n]);
+        [tensor(need_k, p.keys, p.k.width), tensor(need_v, p.keys, p.v.width)]
+    });
+    fn shared<E: Number>(t: &mut Option<Tensor>) -> Option<SharedRows<'_, E>> {
+        t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>()))
+    }
+    let size = tile_queries::<E>(p.queries, 2 * (KEYS + leading::<E>(p.k.width) + leading::<E>(p.v.width)));
+    let tiles: Vec<_> = (0..p.batch).map(|batch| p.tiles(batch, size)).collect();
+    let size = tiles.iter().flatten().map(Range::len).max().unwrap_or(0);
+    let pass = Pass {
+        sets,
+        up,
+        pieces: pieces(sets),
+        size,
+        turns: Turns::new(heads, tiles.iter().map(Vec::len).max().unwrap_or(0)),
+        tiles,
+        dq: shared(&mut dq),
+        of_sets: of_sets.each_mut().map(|set| set.each_mut().map(shared)),
+        dgate: shared(&mut dgate),
     };
-    let blocks = balanced(tiles, wanted, pairs).into_iter();
-    blocks.map(|tiles| tiles.start * KEYS..p.keys.min(tiles.end * KEYS)).collect()
+    let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width);
+    let next = AtomicUsize::new(0);
+    threads::parallel_for(heads * pass.pieces.len(), cost, |_| {
+        // In this order whatever thread comes first: a piece waits for earlier ones only, which have begun then.
+        let task = next.fetch_add(1, Relaxed);
+        let (piece, head) = (task / heads, task % heads);
+        pass.turns.or_tell_others(|| pass.piece(piece, (head / p.heads, head % p.heads)));
+    });
+    drop(pass);
+    (dq, of_sets, dgate)
+}
+
+/// Keys of one of the sets.
+struct Piece {
+    set: usize,
+    keys: Range<usize>,
+}
+
+/// Cuts the keys of all sets so that every piece has about as many visible pairs, by shape alone; at least one piece. The
+/// last keys come first: in causal order their queries are the last, so that the pieces after them find those done.
+fn pieces<E: Number>(sets: &[Problem<E>]) -> Vec<Piece> {
+    let p = &sets[0];
+    let tiles: Vec<(usize, usize)> =
+        sets.iter().enumerate().flat_map(|(set, p)| (0..p.keys.div_ceil(KEYS)).map(move |tile| (set, tile))).collect();
+    let most = ENOUGH_TASKS.div_ceil((p.batch * p.heads).max(1)).min(MOST_PIECES).min(tiles.len().div_ceil(4)).max(1);
+    let queries: Vec<_> = (0..p.batch).map(|batch| p.tiles(batch, KEYS)).collect();
+    let keys = |(set, tile): (usize, usize)| tile * KEYS..sets[set].keys.min((tile + 1) * KEYS);
+    let pairs = |n: usize| {
+        let (p, keys) = (&sets[tiles[n].0], keys(tiles[n]));
+        let of = |batch| {
+            let queries: &Vec<Range<usize>> = &queries[batch];
+            queries.iter().map(|queries| queries.len() * common(&p.seen(batch, queries), &keys).len()).sum::<usize>()
+        };
+        (0..p.batch).map(of).sum()
+    };
+    let key_bytes = 2 * (leading::<E>(p.k.width) + leading::<E>(p.v.width)) * size_of::<E>();
+    let held = match p.sees {
+        Sees::OwnBlock(_) | Sees::EarlierBlocks(_) => (HELD_BYTES / key_bytes / KEYS).max(1),
+        Sees::All | Sees::Causal => usize::MAX,
+    };
+    let mut pieces: Vec<Piece> = Vec::new();
+    for range in balanced(tiles.len(), most, pairs) {
+        for of_set in tiles[range].chunk_by(|a, b| a.0 == b.0) {
+            let even = of_set.len().div_ceil(of_set.len().div_ceil(held));
+            pieces.extend(of_set.chunks(even).map(|part| {
+                let (first, last) = (part[0], part[part.len() - 1]);
+                Piece { set: first.0, keys: keys(first).start..keys(last).end }
+            }));
+        }
+    }
+    if pieces.is_empty() {
+        pieces.push(Piece { set: 0, keys: 0..0 });
+    }
+    pieces.reverse();
+    pieces
 }
 
 /// Cuts `0..items` into at most `wanted` ranges of about the same cost, in order; one empty range when there are no items.
@@ -92,26 +167,7 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-/// The sum of `dq` over blocks, `[blocks · B, T, H, K]` to `[B, T, H, K]`.
-fn summed<E: Number>(parts: Tensor, p: &Problem<E>, blocks: usize) -> Tensor {
-    let shape = [p.batch, p.queries, p.heads, p.k.width];
-    if blocks == 1 {
-        return parts;
-    }
-    const CHUNK: usize = 16 * 1024;
-    let mut dq = Tensor::empty(E::DTYPE, &shape);
-    let (parts, size) = (parts.as_slice::<E>(), dq.len());
-    threads::parallel_chunks_mut(dq.as_mut_slice::<E>(), CHUNK, blocks * CHUNK, |i, piece| {
-        piece.copy_from_slice(&parts[i * CHUNK..][..piece.len()]);
-        for block in 1..blocks {
-            let part = &parts[block * size + i * CHUNK..];
-            piece.iter_mut().zip(part).for_each(|(y, &x)| *y += x);
-        }
-    });
-    dq
-}
-
-/// What one task holds: a tile of queries, a tile of pairs, and its block of keys.
+/// What one task holds: a tile of queries, a tile of pairs, and its piece of the keys.
 struct Buffers<'a, E> {
     /// Packed queries: transposed, and as rows; both times `scale`.
     q_t: &'a mut [E],
@@ -124,78 +180,106 @@ struct Buffers<'a, E> {
     weights: &'a mut [E],
     slopes: &'a mut [E],
     dq: &'a mut [E],
-    /// Keys and values of the block, and their gradients.
+    /// Keys and values of the piece, and their gradients.
     k: &'a mut [E],
     v: &'a mut [E],
     dk: &'a mut [E],
     dv: &'a mut [E],
 }
 
-fn key_block<E: Number>(
-    p: &Problem<E>,
-    up: &Upstream<E>,
-    (batch, head): (usize, usize),
-    block: usize,
-    range: Range<usize>,
-    [dq_out, dk_out, dv_out, dgate_out]: &[Option<SharedRows<E>>; 4],
-) {
-    let (width, values) = (p.k.width, p.v.width);
-    let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
-    let size = tile_queries::<E>(p.queries, 2 * (KEYS + k_stride + v_stride));
-    let (stride, keys) = (leading::<E>(size), KEYS.min(range.len()));
-    let sizes = [
-        width * stride,
-        size * k_stride,
-        values * stride,
-        size * v_stride,
-        stride,
-        stride,
-        keys * stride,
-        keys * stride,
-        size * k_stride,
-        range.len() * k_stride,
-        range.len() * v_stride,
-        range.len() * k_stride,
-        range.len() * v_stride,
-    ];
-    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv] = scratch.parts::<E, 13>(sizes);
-    dk.fill(E::ZERO);
-    dv.fill(E::ZERO);
-    p.copy_keys(&p.k, (batch, head), range.clone(), k, k_stride);
-    p.copy_keys(&p.v, (batch, head), range.clone(), v, v_stride);
-    let needs = [dq_out, dk_out, dv_out].map(Option::is_some);
-    let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
+struct Pass<'a, E, const N: usize> {
+    sets: &'a [Problem<'a, E>; N],
+    up: &'a Upstream<'a, E>,
+    /// In the order in which they add to `dq`.
+    pieces: Vec<Piece>,
+    /// Queries of a tile, at most.
+    size: usize,
+    /// Of every batch entry.
+    tiles: Vec<Vec<Range<usize>>>,
+    turns: Turns,
+    dq: Option<SharedRows<'a, E>>,
+    of_sets: [[Option<SharedRows<'a, E>>; 2]; N],
+    dgate: Option<SharedRows<'a, E>>,
+}
 
-    for queries in p.tiles(batch, size) {
-        let seen = common(&p.seen(batch, &queries), &range);
-        let (i, queries) = (queries.start, queries.len());
-        buffers.dq.fill(E::ZERO);
-        // All queries pass by the first block.
-        let dgate = dgate_out.as_ref().filter(|_| block == 0);
-        if !seen.is_empty() || dgate.is_some() {
-            buffers.pack(p, up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride }, dgate);
-        }
-        for j in seen.clone().step_by(KEYS).take_while(|_| needs.contains(&true)) {
-            let keys = KEYS.min(seen.end - j);
-            let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
-            buffers.pair(p, tile, j - range.start, needs);
-        }
-        if let Some(out) = dq_out {
-            for (c, row) in buffers.dq.chunks_exact(k_stride).take(queries).enumerate() {
-                // SAFETY: this task alone has this block's part for this head.
-                let out =
-                    unsafe { out.row_mut(((block * p.batch + batch) * p.queries + i + c) * p.heads + head, width) };
-                out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * p.scale);
-            }
-        }
+impl<E: Number, const N: usize> Pass<'_, E, N> {
+    /// The keys of a piece that some of `queries` sees; `None` when it has nothing to do with them. All queries pass by the
+    /// last piece: it writes `dgate`, and `dq` where nobody has before.
+    fn seen(&self, piece: usize, batch: usize, queries: &Range<usize>) -> Option<Range<usize>> {
+        let Piece { set, keys } = &self.pieces[piece];
+        let seen = common(&self.sets[*set].seen(batch, queries), keys);
+        (self.is_last(piece) || !seen.is_empty()).then_some(seen)
     }
-    for (out, rows, stride, width) in [(dk_out, buffers.dk, k_stride, width), (dv_out, buffers.dv, v_stride, values)] {
-        let Some(out) = out else { continue };
-        for (row, j) in rows.chunks_exact(stride).zip(range.clone()) {
-            // SAFETY: this task alone has this head and these keys.
-            let out = unsafe { out.row_mut((batch * p.keys + j) * p.heads + head, width) };
-            out.copy_from_slice(&row[..width]);
+
+    fn is_last(&self, piece: usize) -> bool {
+        piece + 1 == self.pieces.len()
+    }
+
+    fn piece(&self, piece: usize, (batch, head): (usize, usize)) {
+        let Piece { set, keys: range } = &self.pieces[piece];
+        let (p, [dk_out, dv_out]) = (&self.sets[*set], &self.of_sets[*set]);
+        let (width, values) = (p.k.width, p.v.width);
+        let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
+        let (size, stride, keys) = (self.size, leading::<E>(self.size), KEYS.min(range.len()));
+        let sizes = [
+            width * stride,
+            size * k_stride,
+            values * stride,
+            size * v_stride,
+            stride,
+            stride,
+            keys * stride,
+            keys * stride,
+            size * k_stride,
+            range.len() * k_stride,
+            range.len() * v_stride,
+            range.len() * k_stride,
+            range.len() * v_stride,
+        ];
+        let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+        let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv] = scratch.parts::<E, 13>(sizes);
+        dk.fill(E::ZERO);
+        dv.fill(E::ZERO);
+        p.copy_keys(&p.k, (batch, head), range.clone(), k, k_stride);
+        p.copy_keys(&p.v, (batch, head), range.clone(), v, v_stride);
+        let needs = [&self.dq, dk_out, dv_out].map(Option::is_some);
+        let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
+
+        for (n, queries) in self.tiles[batch].iter().enumerate() {
+            let Some(seen) = self.seen(piece, batch, queries) else { continue };
+            let before = (0..piece).filter(|&piece| self.seen(piece, batch, queries).is_some()).count();
+            let (i, queries) = (queries.start, queries.len());
+            buffers.dq.fill(E::ZERO);
+            let dgate = self.dgate.as_ref().filter(|_| self.is_last(piece));
+            if !seen.is_empty() || dgate.is_some() {
+                buffers.pack(p, self.up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride }, dgate);
+            }
+            for j in seen.clone().step_by(KEYS).take_while(|_| needs.contains(&true)) {
+                let keys = KEYS.min(seen.end - j);
+                let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
+                buffers.pair(p, tile, j - range.start, needs);
+            }
+            let Some(out) = &self.dq else { continue };
+            let turn = self.turns.wait(batch * p.heads + head, n, before);
+            for (c, row) in buffers.dq.chunks_exact(k_stride).take(queries).enumerate() {
+                // SAFETY: it is this task's turn with these queries of this head.
+                let out = unsafe { out.row_mut((batch * p.queries + i + c) * p.heads + head, width) };
+                match before {
+                    0 => out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * p.scale),
+                    _ => out.iter_mut().zip(row).for_each(|(y, &x)| *y += x * p.scale),
+                }
+            }
+            turn.pass();
+        }
+        for (out, rows, stride, width) in
+            [(dk_out, buffers.dk, k_stride, width), (dv_out, buffers.dv, v_stride, values)]
+        {
+            let Some(out) = out else { continue };
+            for (row, j) in rows.chunks_exact(stride).zip(range.clone()) {
+                // SAFETY: this task alone has this head and these keys.
+                let out = unsafe { out.row_mut((batch * p.keys + j) * p.heads + head, width) };
+                out.copy_from_slice(&row[..width]);
+            }
         }
     }
 }
@@ -220,15 +304,19 @@ impl<E: Number> Buffers<'_, E> {
         for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
             let (dout, out) = (&mut dout[..p.v.width], up.out.map(|out| out.row(batch, i + c, head)));
             if let (Some(dgate), Some(out)) = (dgate, out) {
-                // SAFETY: the task of this head's first block alone has these queries.
+                // SAFETY: the task of this head's last piece alone has these queries.
                 let dgate = unsafe { dgate.row_mut((batch * p.queries + i + c) * p.heads + head, p.v.width) };
                 dgate.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
             }
             if let Some(gate) = &up.gate {
                 dout.iter_mut().zip(gate.row(batch, i + c, head)).for_each(|(y, &g)| *y *= g);
             }
-            if let (Weighting::Softmax, Some(out)) = (p.weighting, out) {
-                self.delta[c] = simd::dot(dout, out);
+            match (p.weighting, out, up.dlse) {
+                (Weighting::Softmax, _, Some(dlse)) => {
+                    self.delta[c] = E::ZERO - dlse[(batch * p.queries + i + c) * p.heads + head];
+                }
+                (Weighting::Softmax, Some(out), None) => self.delta[c] = simd::dot(dout, out),
+                _ => {}
             }
         }
         transpose(self.dout, v_stride, p.v.width, self.dout_t);
@@ -239,7 +327,7 @@ impl<E: Number> Buffers<'_, E> {
         }
     }
 
-    /// What a tile of pairs adds to the gradients; `at` is the tile's first key within the block.
+    /// What a tile of pairs adds to the gradients; `at` is the tile's first key within the piece.
     fn pair(&mut self, p: &Problem<E>, tile: Tile, at: usize, [need_q, need_k, need_v]: [bool; 3]) {
         let mask = p.mask(tile.batch, tile.j..tile.j + tile.keys);
         if mask.is_some_and(|mask| !mask.contains(&true)) {

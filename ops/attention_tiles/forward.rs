@@ -37,7 +37,7 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Rows<E>
     let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
     let mut lse = (p.weighting == Weighting::Softmax).then(|| Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]));
     // With one key the backward must find a weight of exactly 1, from a score that is rounded alike.
-    let sees_all = sets.iter().all(|p| matches!(p.sees, Sees::All | Sees::Causal));
+    let sees_all = sets.iter().all(|p| matches!(p.sees, Sees::All | Sees::Causal) && p.pair_mask.is_none());
     if p.queries == 1 && sees_all && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
         let outputs = [&mut out, &mut gated, &mut lse].map(|t| t.as_mut().map(|t| t.as_mut_slice::<E>()));
         single::forward(sets, gate, outputs);

@@ -1,5 +1,5 @@
-//! Attention in tiles, forward and backward: what `causal_attention`, `attention`, `dual_attention`, `gate_aggregate` and
-//! `gau_attention` share.
+//! Attention in tiles, forward and backward: what `causal_attention`, `attention`, `attention_with_lse`, `dual_attention`,
+//! `gate_aggregate` and `gau_attention` share.
 //!
 //! For every batch entry and head, `s_ij = scale · q_i·k_j` over the visible keys and `out_i = Σ_j p_ij v_j`, with weights
 //! `p_ij = softmax_j(s_ij)` or `relu(s_ij)²`, see [`Weighting`]. A query that sees no key gets 0. Scores exist only as tiles of [`KEYS`] × [`tile_queries`], keys in rows:
@@ -18,6 +18,7 @@ mod product;
 mod single;
 mod softmax;
 mod squared_relu;
+mod turns;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -28,7 +29,7 @@ use kumiki_tensor::{Element, Tensor};
 use crate::dual_attention::BlockStarts;
 use crate::simd::{Kernel, Lanes, Real};
 
-pub(crate) use backward::{Upstream, backward, balanced};
+pub(crate) use backward::{Upstream, backward, backward_over, balanced};
 pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
@@ -135,6 +136,9 @@ pub(crate) struct Problem<'a, E> {
     pub sees: Sees<'a>,
     /// `[B, T_k]`: the keys that may be seen; all when absent.
     pub key_mask: Option<&'a [bool]>,
+    /// `[B, T_k, T_q]`: the pairs that may be seen, where that is no matter of the key alone; then every query sees all others.
+    /// Hidden pairs are computed like any.
+    pub pair_mask: Option<&'a [bool]>,
     /// A bound of all scores of a head, where one is known that no score lies far below.
     pub bounds: &'a [Option<E>],
 }
@@ -175,6 +179,9 @@ impl<E: Number> Problem<'_, E> {
 
     /// Pairs of a query and a key that it sees, over batch entries and heads.
     fn pairs(&self) -> usize {
+        if let Some(mask) = self.pair_mask {
+            return mask.iter().filter(|&&seen| seen).count() * self.heads;
+        }
         let count = |batch: usize, keys: Range<usize>| match self.key_mask {
             None => keys.len(),
             Some(mask) => mask[batch * self.keys..][keys].iter().filter(|&&seen| seen).count(),
@@ -189,11 +196,16 @@ impl<E: Number> Problem<'_, E> {
         mask.contains(&false).then_some(mask)
     }
 
-    /// `Sᵀ` of the tile's keys (in rows so far apart) and its packed queries; scores of masked keys are -inf.
+    /// `Sᵀ` of the tile's keys (in rows so far apart) and its packed queries; scores of masked keys and pairs are -inf.
     fn scores(&self, keys: (&[E], usize), tile: Tile, packed: &[E], scores: &mut [E]) {
         tile.transposed_product(keys, self.k.width, packed, scores);
         if let Some(mask) = self.mask(tile.batch, tile.j..tile.j + tile.keys) {
             fill_masked(mask, scores, tile.stride, E::NEG_INFINITY);
+        }
+        let Some(mask) = self.pair_mask else { return };
+        for (r, row) in scores.chunks_exact_mut(tile.stride).take(tile.keys).enumerate() {
+            let seen = &mask[(tile.batch * self.keys + tile.j + r) * self.queries + tile.i..][..tile.queries];
+            row.iter_mut().zip(seen).for_each(|(s, &seen)| *s = if seen { *s } else { E::NEG_INFINITY });
         }
     }
 
