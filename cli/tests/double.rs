@@ -178,7 +178,7 @@ fn a_grid_is_priced_trained_and_continued() {
     let fitted = succeed(&["scaling", "fit", &dir.path("grid/results.json"), "--bootstrap", "100"]);
     assert!(fitted.out.contains("double"), "{}", fitted.out);
     fail(1, &[&base[..], &["--sizes", "16/1/1", "--budgets", "2000"]].concat(), &["never overwritten"]);
-    fail(1, &["scaling", "run", "--sizes", "16/1"], &["as 192/10/5; found `16/1`"]);
+    fail(2, &["scaling", "run", "--sizes", "16/1"], &["as 192/10/5; found `16/1`"]);
     fail(1, &["scaling", "run", "--models", "tango", "--dry-run"], &["`tango` has no size by layers"]);
     fail(1, &["scaling", "run", "--budgets", "5", "--dry-run"], &["less than half of one step"]);
 }
