@@ -4,6 +4,7 @@
 //! JSON for any reader. A run that was killed may leave a cut last line: reading passes over it, appending removes it.
 
 use crate::{Error, Result};
+use kumiki_tensor::files;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -124,21 +125,17 @@ pub fn replace(path: &Path, records: &[Record]) -> Result<()> {
         text += &serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
         text.push('\n');
     }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&partial, path)
-    };
-    write().map_err(|e| Error::io("rewrite the log", path, e))
+    files::replace(path, &[text.as_bytes()]).map_err(|e| Error::io("rewrite the log", path, e))
 }
 
 /// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
 /// parse is an error which names the file, the line and the reason.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
+    // A pipe would be waited for, for ever.
+    if files::is_special(path) {
+        return Err(Error::new(format!("`{}` is no regular file; expected a log", path.display())));
+    }
     let bytes = std::fs::read(path).map_err(|e| Error::io("read the log", path, e))?;
     let mut records = Vec::new();
     for (n, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
