@@ -12,7 +12,7 @@ use kumiki_train::{Error, Result};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::options::model_name;
+use crate::options::{check_distinct, model_name};
 use crate::output::{in_pool, json, line, remark};
 use crate::table::{count, short, table, thousands};
 
@@ -101,6 +101,7 @@ impl Args {
         chart::check(&self.out)?;
         let names =
             self.models.clone().unwrap_or_else(|| Suite::Tango.models().iter().map(|&name| name.to_owned()).collect());
+        check_distinct(&names)?;
         let settings = Settings::preset(&self.preset)?;
         in_pool(|| {
             let machine = Machine::here();

@@ -28,7 +28,8 @@ impl Ticks {
         Ticks(at.into_iter().map(|x| (x, written(x, step, most))).collect())
     }
 
-    /// Of an axis of logarithms, at 1, 2 and 5 times powers of ten; where these are too few, at round numbers.
+    /// Of an axis of logarithms, at 1, 2 and 5 times powers of ten; where these are too few, at all multiples of powers of
+    /// ten, or at round numbers.
     pub fn log((low, high): (f64, f64)) -> Ticks {
         let at = |multiples: &[f64], every: i32| -> Vec<(f64, String)> {
             let powers = (low.floor() as i32..=high.ceil() as i32).filter(|e| e.rem_euclid(every) == 0);
@@ -36,7 +37,10 @@ impl Ticks {
             let inside = all.filter(|(y, ..)| (low..=high).contains(y));
             inside.map(|(y, e, m)| (y, written(m * 10f64.powf(e), 10f64.powf(e), m * 10f64.powf(e)))).collect()
         };
-        let ticks = at(&[1.0, 2.0, 5.0], 1);
+        let mut ticks = at(&[1.0, 2.0, 5.0], 1);
+        if ticks.len() < 3 {
+            ticks = at(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], 1);
+        }
         if ticks.len() < 3 {
             let round = Ticks::linear((10f64.powf(low), 10f64.powf(high)), false).0;
             return Ticks(round.into_iter().filter(|(y, _)| *y > 0.0).map(|(y, label)| (y.log10(), label)).collect());
@@ -172,6 +176,7 @@ mod tests {
         let log = |low: f64, high: f64| Ticks::log((low.log10(), high.log10()));
         assert_eq!(log(0.9, 120.0).labels(), ["1", "2", "5", "10", "20", "50", "100"]);
         assert_eq!(log(1.9e-5, 6e-5).labels(), ["2e-5", "3e-5", "4e-5", "5e-5", "6e-5"]);
+        assert_eq!(log(0.21, 1.4).labels(), ["0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1"]);
         assert_eq!(log(1.03, 2.1).labels(), ["1.2", "1.4", "1.6", "1.8", "2.0"]);
         assert_eq!(log(0.9, 1.1e9).labels(), ["1", "10", "100", "1k", "10k", "100k", "1M", "10M", "100M", "1G"]);
         assert!(log(1e-200, 1e200).labels().len() > 3);

@@ -75,6 +75,7 @@ impl Writer {
     /// Goes on with a log (or starts it), after removing a last line that was cut.
     pub fn append(path: impl AsRef<Path>) -> Result<Writer> {
         let path = path.as_ref();
+        check_regular(path)?;
         let open = |e| Error::io("open the log", path, e);
         if path.exists() {
             let bytes = std::fs::read(path).map_err(open)?;
@@ -128,14 +129,19 @@ pub fn replace(path: &Path, records: &[Record]) -> Result<()> {
     files::replace(path, &[text.as_bytes()]).map_err(|e| Error::io("rewrite the log", path, e))
 }
 
+/// A pipe would be waited for, for ever.
+fn check_regular(path: &Path) -> Result<()> {
+    if files::is_special(path) {
+        return Err(Error::new(format!("`{}` is no regular file; expected a log", path.display())));
+    }
+    Ok(())
+}
+
 /// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
 /// parse is an error which names the file, the line and the reason.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
-    // A pipe would be waited for, for ever.
-    if files::is_special(path) {
-        return Err(Error::new(format!("`{}` is no regular file; expected a log", path.display())));
-    }
+    check_regular(path)?;
     let bytes = std::fs::read(path).map_err(|e| Error::io("read the log", path, e))?;
     let mut records = Vec::new();
     for (n, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
@@ -247,5 +253,17 @@ mod tests {
         let path = dir.file("log.jsonl", "{\"step\": 1}\n");
         let e = read(&path).unwrap_err().to_string();
         assert!(e.contains("log.jsonl") && e.contains("line 1") && e.contains("loss"), "{e}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_no_log_and_is_not_waited_for() {
+        let dir = Scratch::new();
+        let pipe = dir.path().join("log.jsonl");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for found in [read(&pipe).map(drop), Writer::append(&pipe).map(drop), Writer::create(&pipe).map(drop)] {
+            assert!(found.unwrap_err().to_string().contains("log.jsonl`"));
+        }
+        assert!(replace(&pipe, &[]).unwrap_err().to_string().contains("it is no regular file"));
     }
 }

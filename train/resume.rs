@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::data::short_name;
 use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
@@ -75,6 +76,14 @@ pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
     let mut results: Results = results_of(folder, experiment)?;
     let failed = |why: &dyn std::fmt::Display| unusable(&path, why);
     check_distinct(&path, &results.rows.iter().map(Row::cell).collect::<Vec<_>>())?;
+    for row in &results.rows {
+        let (cell, model) = (row.cell(), &row.result.model);
+        let deep = format!("{}/seed-{}/{model}", short_name(&row.corpus)?, row.seed);
+        if ![model, &deep].contains(&&row.folder) {
+            let found = &row.folder;
+            return Err(failed(&format!("the folder of {cell} must be `{model}` or `{deep}`, found `{found}`")));
+        }
+    }
     let log = folder.join(LOG);
     // Before the first step there may be no log yet.
     let records = if log.is_file() || !results.rows.is_empty() { log::read(&log)? } else { vec![] };
@@ -325,6 +334,10 @@ mod tests {
         let some = |more: &str| format!("{{\"finished\": false{more}, \"models\": [\"tango\"]}}");
         damage(RESULTS, &some(""), &["cannot be resumed from: its experiment must be `compare tango`, found none"]);
         damage(RESULTS, &some(", \"experiment\": \"compare tango\""), &["cannot be resumed from", "missing field"]);
+        let good = fs::read_to_string(out.join(RESULTS)).unwrap();
+        let elsewhere = good.replace("\"folder\": \"tango\"", "\"folder\": \"../tango\"");
+        assert_ne!(elsewhere, good);
+        damage(RESULTS, &elsewhere, &["the folder of `tango` on `", "must be `tango` or `", "found `../tango`"]);
         let mut twice: Results = serde_json::from_slice(&fs::read(out.join(RESULTS)).unwrap()).unwrap();
         twice.rows.push(twice.rows[0].clone());
         let twice = serde_json::to_string(&twice).unwrap();
