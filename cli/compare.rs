@@ -59,7 +59,8 @@ Models:
                 that sees its own block and, of the blocks before, what the context stack made
                 of them. What may follow, in this order: how training cuts blocks, -logspace,
                 -single_middle or -prompt_style (2 to 7 cuts anywhere otherwise), -separate for
-                keys and values of the context's own, -loopsN for a stack applied N times
+                keys and values of the context's own, -loopsN for a context stack that is
+                applied N times
   encoder-decoder
                 as T5: an encoder that sees all, a decoder with attention across, trained to
                 fill gaps

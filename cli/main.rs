@@ -50,13 +50,13 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   kumiki compare tango --models tango,recurrent
-                                       two architectures on generated mathematics, minutes
-  kumiki compare tango --preset nano   all architectures, small, in seconds
-  kumiki compare tango --data book.txt on a text of yours
+                                         two architectures on generated mathematics, minutes
+  kumiki compare tango --preset nano     all architectures, small, in seconds
+  kumiki compare tango --data book.txt   on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
-  kumiki gp                            functions inferred from their points
-  kumiki gradcheck                     is every gradient right?
-  kumiki bench ops                     how fast is every operator on this machine?
+  kumiki gp                              functions inferred from their points
+  kumiki gradcheck                       is every gradient right?
+  kumiki bench ops                       how fast is every operator on this machine?
 
 `kumiki COMMAND --help` explains every option of a command.
 KUMIKI_THREADS sets the number of threads; results do not depend on it.
