@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
+use clap::{ArgGroup, Subcommand};
 use kumiki::models::Model;
 use kumiki::tensor::DType;
 use kumiki_train::batches::Validation;
-use kumiki_train::cem::{Energies, Found, energies, losses};
+use kumiki_train::cem::{self, Energies, Found, energies, losses};
 use kumiki_train::chart::{self, Line, Mark, Panel, Scale};
 use kumiki_train::data::Data;
 use kumiki_train::settings::{PRESETS, Settings};
@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::eval::settings_of;
 use crate::options::model_name;
 use crate::output::{self, in_pool, line, remark};
-use crate::table::table;
+use crate::table::{count, table};
 
 /// Look into a model of Causal Energy Minimization: how its energies fall, what steps are worth
 #[derive(Subcommand)]
@@ -38,15 +38,17 @@ impl Command {
 
 /// What both commands look at.
 #[derive(clap::Args)]
+#[command(group = ArgGroup::new("subject").required(true).args(["checkpoint", "model"]))]
 struct Subject {
     /// A folder with a trained model, or the file in it
-    #[arg(long, value_name = "DIR", required_unless_present = "model")]
+    #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
     /// A fresh model instead, by its name
-    #[arg(long, value_name = "NAME", value_parser = model_name, conflicts_with = "checkpoint")]
+    #[arg(long, value_name = "NAME", value_parser = model_name)]
     model: Option<String>,
     /// Sizes of the fresh model
-    #[arg(long, default_value = "nano", value_parser = PossibleValuesParser::new(PRESETS), requires = "model")]
+    #[arg(long, default_value = "nano", value_parser = PossibleValuesParser::new(PRESETS))]
+    #[arg(conflicts_with = "checkpoint")]
     preset: String,
     /// A text file, a folder of texts, or `math`; its held-out part is read
     #[arg(long, value_name = "PATH|math", default_value = "math")]
@@ -165,7 +167,7 @@ fn fall(row: &Energies) -> Line {
 #[command(after_help = "\
 Examples:
   kumiki cem steps --checkpoint runs/compare-cem-tiny-0/cem-t2 --data book.txt
-  kumiki cem steps --checkpoint runs/compare-cem-tiny-0/cem-t2 --data book.txt --energy-tol 1,0.3,0.1")]
+  kumiki cem steps --checkpoint runs/compare-cem-tiny-0/cem-t2 --energy-tol 1,0.3,0.1")]
 pub struct Steps {
     #[command(flatten)]
     subject: Subject,
@@ -233,7 +235,7 @@ impl Steps {
 
 fn what(one: &Found) -> String {
     match one.tolerance {
-        None => format!("{} steps", one.steps),
-        Some(tolerance) => format!("at most {}, tolerance {tolerance}", one.steps),
+        None => count(one.steps as u64, "step"),
+        Some(tolerance) => format!("at most {}, tolerance {}", one.steps, cem::short(tolerance)),
     }
 }

@@ -49,16 +49,21 @@ Models:
   gau           gated attention units with squared-ReLU weights, L blocks of their own
   flash         GAU within chunks, linear beyond them: a state of fixed size
   llama         as untied; the baseline of cem
-  cem-tN        Causal Energy Minimization of N steps, L layers as wide as llama's: half the attention's parameters
-                and two thirds of the MLP's. What may follow, in this order: a diagonal, -none or -per_head (it is
-                shared by the heads otherwise), -rR for a preconditioner of rank R, -etaX for a first step size other
-                than 1. cem-attention-tN and cem-mlp-tN have one half of it, the other one as llama
+  cem-tN        Causal Energy Minimization of N steps, L layers as wide as llama's: half the
+                attention's parameters and two thirds of the MLP's. What may follow, in this
+                order: a diagonal, -none or -per_head (it is shared by the heads otherwise), -rR
+                for a preconditioner of rank R, -etaX for a first step size other than 1.
+                cem-attention-tN and cem-mlp-tN have one half of it, the other one as llama
   decoder       attention and a GELU layer, L layers; the baseline of double
-  double        a context stack of two thirds of the layers, a generation stack of one third that sees its own block
-                and, of the blocks before, what the context stack made of them. What may follow, in this order: how
-                training cuts blocks, -logspace, -single_middle or -prompt_style (2 to 7 cuts anywhere otherwise),
-                -separate for keys and values of the context's own, -loopsN for a context stack applied N times
-  encoder-decoder  as T5: an encoder that sees all, a decoder with attention across, trained to fill gaps
+  double        a context stack of two thirds of the layers, a generation stack of one third
+                that sees its own block and, of the blocks before, what the context stack made
+                of them. What may follow, in this order: how training cuts blocks, -logspace,
+                -single_middle or -prompt_style (2 to 7 cuts anywhere otherwise), -separate for
+                keys and values of the context's own, -loopsN for a context stack that is
+                applied N times
+  encoder-decoder
+                as T5: an encoder that sees all, a decoder with attention across, trained to
+                fill gaps
 
 Examples:
   kumiki compare tango --models tango,recurrent
@@ -67,7 +72,7 @@ Examples:
   kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three
   kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three --resume
   kumiki compare cem --models llama,cem-t1,cem-t2 --seeds 0,1,2
-  kumiki compare cem --models cem-t1,cem-t2 --cem-width own     of llama's size, not of its width
+  kumiki compare cem --models cem-t1,cem-t2 --cem-width own     of llama's size, not its width
   kumiki compare double --data ~/texts
   kumiki compare tango --config mine.toml --seed 1     with mine.toml: preset = \"small\"
                                                                        lr = 2e-3"

@@ -18,9 +18,9 @@ use crate::writing::{Texts, WritingOptions};
 #[command(after_help = "\
 Examples:
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
-  kumiki generate --checkpoint runs/book --prompt 'Once ' --tokens 1000 --temperature 1 --top-p 0.95
+  kumiki generate --checkpoint runs/book --prompt 'Once ' --temperature 1 --top-p 0.95
   kumiki generate --checkpoint runs/book --prompt 'Once ' --prompt 'Then, at last, '
-  kumiki generate --checkpoint runs/book --prompt 'Once ' --temperature 0      always the likeliest byte")]
+  kumiki generate --checkpoint runs/book --prompt 'Once ' --temperature 0   the likeliest bytes")]
 pub struct Args {
     /// A folder with a trained model, or the file in it
     #[arg(long, value_name = "DIR")]

@@ -6,6 +6,7 @@ use clap::builder::PossibleValuesParser;
 use kumiki_train::Result;
 use kumiki_train::gp::run::{EXPERIMENT, Plan, Results, Run};
 use kumiki_train::gp::settings::{MODELS, Settings, model_names};
+use kumiki_train::run::Machine;
 use kumiki_train::settings::PRESETS;
 
 use crate::options::existing;
@@ -57,8 +58,8 @@ pub struct Args {
     settings: SettingOptions,
 }
 
-/// One option for every field of [`Settings`], under the same name. Values below 0 are let through, so that the answer is
-/// the range.
+/// One option for every field of [`Settings`], under the same name. Values below 0 are let through, as those of
+/// [`crate::options::RunOptions`].
 #[derive(clap::Args)]
 struct SettingOptions {
     /// Model width D
@@ -175,16 +176,15 @@ impl Args {
         let existing = existing(self.restart, self.resume);
         // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
         in_pool(|| {
-            let run = Run::begin(plan, &out, existing)?;
+            let run = Run::begin(plan, &out, existing, &mut opening)?;
             train(run, &out, self.json)
         })
     }
 }
 
-/// Trains what is left; prints the table and where everything lies.
-fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
-    let Results { plan, machine, .. } = &run.results;
-    let points = plan.settings.batch * plan.settings.prior.points;
+/// Says what is about to be done.
+fn opening(plan: &Plan) {
+    let (machine, points) = (Machine::here(), plan.settings.batch * plan.settings.prior.points);
     remark(&format!(
         "in-context regression, preset {}: {} of {} each ({}, {})",
         plan.preset,
@@ -193,6 +193,13 @@ fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
         machine.simd,
         count(machine.threads as u64, "thread"),
     ));
+    let functions = count(plan.settings.eval_functions as u64, "held-out function");
+    remark(&format!("measuring the exact posterior on {functions}"));
+}
+
+/// Trains what is left; prints the table and where everything lies.
+fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
+    let Results { plan, .. } = &run.results;
     run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
     let mut progress = Progress::new(plan.models.iter().map(String::len).max().unwrap_or(0), "points");
     let (several, mut seed) = (plan.seeds.len() > 1, None);
@@ -210,14 +217,16 @@ fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
             return Err(error);
         }
     }
-    let finished = run.finish();
-    // The numbers first: they must not be lost with a file that cannot be written.
     if as_json {
+        let finished = run.finish();
+        // The numbers must not be lost with a file that cannot be written.
         json(&run.results)?;
         return finished;
     }
+    // The numbers first: pictures can take long, and fail.
     line(&report(&run.results))?;
-    finished?;
+    remark("drawing the pictures");
+    run.finish()?;
     line(&format!("\nFiles in `{}`: results.json log.jsonl rmse.svg functions.svg seed-<n>/<model>/", folder.display()))
 }
 

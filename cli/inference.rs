@@ -12,7 +12,7 @@ use kumiki_train::{Error, Result};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::options::model_name;
+use crate::options::{check_distinct, model_name};
 use crate::output::{in_pool, json, line, remark};
 use crate::table::{count, short, table, thousands};
 
@@ -108,6 +108,7 @@ impl Args {
         let suite = Suite::named(&self.suite)?;
         let names = self.models.clone().unwrap_or_else(|| suite.models().iter().map(|&name| name.to_owned()).collect());
         let settings = Settings::for_suite(suite, &self.preset)?;
+        check_distinct(&names)?;
         in_pool(|| {
             let machine = Machine::here();
             let rows = measure(&settings, &names, &seq, self.tokens, |row| {

@@ -9,7 +9,7 @@ use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::zoo::{DOUBLE_SIZES, Suite};
 use serde::Serialize;
 
-use crate::options::model_name;
+use crate::options::{check_distinct, model_name};
 use crate::output::{json, line, remark};
 use crate::table::{short, table, thousands};
 
@@ -19,9 +19,9 @@ use crate::table::{short, table, thousands};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  kumiki macs                                       the paper's table, T = 8192
-  kumiki macs --suite cem                           halves, steps and diagonals beside Llama
-  kumiki macs --suite double                        what two stacks cost to train and save in writing
+  kumiki macs                    the paper's table, T = 8192
+  kumiki macs --suite cem        halves, steps and diagonals beside Llama
+  kumiki macs --suite double     what two stacks cost to train and save in writing
   kumiki macs --preset tiny --pairs causal
   kumiki macs --seq 2048 --blocks 8 --models tango,wango --json")]
 pub struct Args {
@@ -127,6 +127,7 @@ impl Args {
         let seq = self.seq.unwrap_or(preset.seq);
         let all = || suite.models().iter().map(|&name| name.to_owned()).collect();
         let names = self.models.clone().unwrap_or_else(all);
+        check_distinct(&names)?;
         let mut rows = Vec::new();
         for settings in self.sizes(suite, &preset) {
             for name in &names {
@@ -224,10 +225,10 @@ impl Args {
             header.extend(["attention", "MLP"]);
         }
         header.extend(["with table", "MACs", "matrices", "pairs", "prefix", "head", "state"]);
-        // Halves beside those of the first Llama, where there is one.
-        let part = |own: Option<u64>, of: fn(&Row) -> Option<u64>| {
-            let llama = rows.iter().find(|row| row.model == "llama").and_then(of);
-            match (own, llama) {
+        // Halves beside those of the Llama of as many layers, where there is one.
+        let part = |row: &Row, of: fn(&Row) -> Option<u64>| {
+            let llama = rows.iter().find(|other| other.model == "llama" && other.blocks == row.blocks).and_then(of);
+            match (of(row), llama) {
                 (Some(own), Some(llama)) => format!("{} ({:.3})", short(own as f64), own as f64 / llama as f64),
                 (own, _) => own.map_or("–".to_owned(), |own| short(own as f64)),
             }
@@ -237,10 +238,7 @@ impl Args {
             let mut cells =
                 vec![row.model.clone(), row.blocks.to_string(), row.width.to_string(), thousands(row.params as u64)];
             if with_halves {
-                cells.extend([
-                    part(row.params_attention, |r| r.params_attention),
-                    part(row.params_mlp, |r| r.params_mlp),
-                ]);
+                cells.extend([part(row, |r| r.params_attention), part(row, |r| r.params_mlp)]);
             }
             cells.extend([
                 thousands(row.params_total as u64),

@@ -25,8 +25,10 @@ mod writing;
 
 use std::error::Error as _;
 use std::io;
+use std::num::ParseIntError;
 use std::process::ExitCode;
 
+use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use kumiki::{gpu, ops::simd, tensor::threads};
 use kumiki_train::{Error, Result};
@@ -50,14 +52,14 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   kumiki compare tango --models tango,recurrent
-                                           two architectures on generated mathematics, minutes
-  kumiki compare tango --preset nano       all architectures, small, in seconds
-  kumiki compare tango --data book.txt     on a text of yours
+                                         two architectures on generated mathematics, minutes
+  kumiki compare tango --preset nano     all architectures, small, in seconds
+  kumiki compare tango --data book.txt   on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
-  kumiki gp                                functions inferred from their points, beside the exact posterior
-  kumiki scaling run --dry-run             what a grid for scaling laws would cost
-  kumiki gradcheck                         is every gradient right?
-  kumiki bench ops                         how fast is every operator on this machine?
+  kumiki gp                              functions inferred from their points
+  kumiki scaling run --dry-run           what a grid for scaling laws would cost
+  kumiki gradcheck                       is every gradient right?
+  kumiki bench ops                       how fast is every operator on this machine?
 
 `kumiki COMMAND --help` explains every option of a command.
 KUMIKI_THREADS sets the number of threads; results do not depend on it.
@@ -116,8 +118,24 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
+/// The range, where a value is no whole number that fits: the parsers of numbers say `invalid digit` to all of them.
+fn whole_number(error: &clap::Error) -> Option<String> {
+    error.source()?.downcast_ref::<ParseIntError>()?;
+    let [arg, value] = [ContextKind::InvalidArg, ContextKind::InvalidValue].map(|kind| error.get(kind));
+    let most = u64::MAX;
+    Some(format!("invalid value '{}' for '{}': expected a whole number from 0 to {most}", value?, arg?))
+}
+
+fn parsed() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        let Some(sentence) = whole_number(&error) else { error.exit() };
+        output::remark(&format!("error: {sentence}\n\nFor more information, try '--help'."));
+        std::process::exit(2)
+    })
+}
+
 fn main() -> ExitCode {
-    let Err(error) = run(Cli::parse()) else { return ExitCode::SUCCESS };
+    let Err(error) = run(parsed()) else { return ExitCode::SUCCESS };
     // Whoever reads our output has seen enough (`| head`): that is no failure.
     let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     if error.source().and_then(|e| e.downcast_ref()).is_some_and(closed) {
@@ -129,10 +147,42 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser as _};
 
     #[test]
     fn the_definition_of_the_arguments_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    /// Lines of tables and examples that clap would wrap lose their columns.
+    #[test]
+    fn hand_set_lines_are_short() {
+        let mut commands = vec![super::Cli::command()];
+        while let Some(command) = commands.pop() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                assert!(line.chars().count() <= 96, "{}: {} letters: {line}", command.get_name(), line.chars().count());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_number_is_answered_with_the_range() {
+        for (args, option) in [
+            (&["compare", "tango", "--steps", "-1"][..], "--steps <N>"),
+            (&["compare", "tango", "--heads", "many"], "--heads <N>"),
+            (&["compare", "tango", "--seeds", "1,-2"], "--seeds <N,M>"),
+            (&["gp", "--points", "99999999999999999999"], "--points <N>"),
+            (&["macs", "--blocks", "2,-4"], "--blocks <N,N>"),
+            (&["generate", "--checkpoint", "x", "--prompt", "a", "--top-k", "-1"], "--top-k <K>"),
+            (&["bench", "step", "--threads", "1.5"], "--threads <N>"),
+        ] {
+            let all = ["kumiki"].iter().chain(args);
+            let Err(error) = super::Cli::try_parse_from(all) else { panic!("{args:?}") };
+            let sentence = super::whole_number(&error).unwrap_or_else(|| panic!("{args:?}: {error}"));
+            let end = format!("for '{option}': expected a whole number from 0 to 18446744073709551615");
+            assert!(sentence.starts_with("invalid value '") && sentence.ends_with(&end), "{sentence}");
+        }
     }
 }

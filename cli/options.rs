@@ -47,7 +47,8 @@ pub struct RunOptions {
 }
 
 /// One option for every field of [`Settings`], under the same name. Values below 0 are let through, so that the answer is
-/// the range; where they may be fractions as anything with a hyphen, for `-1e-3` is no number to clap.
+/// the range (of whole numbers: see `main.rs`); where they may be fractions as anything with a hyphen, for `-1e-3` is no
+/// number to clap.
 #[derive(clap::Args, Serialize)]
 struct SettingOptions {
     /// Seed of initial values and batch order
@@ -69,7 +70,7 @@ struct SettingOptions {
     /// WANGO's features for the tokens before
     #[arg(long, value_parser = PossibleValuesParser::new(FeatureMap::ALL.map(FeatureMap::name)), help_heading = "Model")]
     feature_map: Option<String>,
-    /// Heads of the Transformer++
+    /// Heads of all other models with softmax attention: Transformer++, Llama and CEM, decoders, encoder-decoder
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     transformer_heads: Option<usize>,
     /// Width of the queries and keys of GAU and FLASH, S
@@ -358,6 +359,15 @@ pub fn preset_table() -> String {
 /// Takes the name of a model of the command line.
 pub fn model_name(name: &str) -> std::result::Result<String, String> {
     zoo::checked(name).map_err(|e| e.to_string())
+}
+
+/// # Errors
+/// When one of the models is named twice.
+pub fn check_distinct(models: &[String]) -> Result<()> {
+    match models.iter().enumerate().find(|(n, model)| models[..*n].contains(model)) {
+        Some((_, model)) => Err(Error::new(format!("model `{model}` is named twice"))),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{ArgGroup, Subcommand};
 use kumiki::models::{DoubleDecoder, Model};
 use kumiki::tensor::DType;
 use kumiki_train::prefix::Prefix;
@@ -44,19 +44,20 @@ fn double(path: &Path) -> Result<DoubleDecoder> {
 ///
 /// What is kept are the latents of every byte, D numbers in f32. They are of use to this very model only.
 #[derive(clap::Args)]
+#[command(group = ArgGroup::new("text").required(true).args(["prompt", "file"]))]
 #[command(after_help = "\
 Examples:
   kumiki prefix save --checkpoint runs/book/double --file chapter.txt --out chapter.prefix
-  kumiki prefix save --checkpoint runs/book/double --prompt 'It was a dark night. ' --out night.prefix")]
+  kumiki prefix save --checkpoint runs/book/double --prompt 'It was dark. ' --out dark.prefix")]
 pub struct Save {
     /// A folder with a trained double decoder, or the file in it
     #[arg(long, value_name = "DIR")]
     checkpoint: PathBuf,
     /// The text
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, required_unless_present = "file")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// A file with the text
-    #[arg(long, value_name = "PATH", conflicts_with = "prompt")]
+    #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
     /// Where to keep it
     #[arg(long, value_name = "FILE")]
@@ -101,8 +102,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  kumiki prefix use --checkpoint runs/book/double --prefix chapter.prefix --prompt 'Then '
-  kumiki prefix use --checkpoint runs/book/double --prefix chapter.prefix --prompt 'Then ' --prompt 'But '")]
+  kumiki prefix use --checkpoint runs/book --prefix chapter.prefix --prompt 'Then '
+  kumiki prefix use --checkpoint runs/book --prefix a.prefix --prompt 'Then ' --prompt 'But '")]
 pub struct Use {
     /// The same double decoder
     #[arg(long, value_name = "DIR")]

@@ -10,7 +10,7 @@ use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::{Error, Result};
 
 use crate::inference::{lengths, lines, show};
-use crate::options::model_name;
+use crate::options::{check_distinct, model_name};
 use crate::output::remark;
 use crate::table::{count, table, thousands};
 
@@ -52,6 +52,7 @@ pub struct Scaling {
 impl Scaling {
     pub fn run(self) -> Result<()> {
         let seq = lengths(&self.seq)?;
+        check_distinct(&self.models)?;
         let settings =
             Settings { checkpoint_activations: self.checkpoint_activations, ..Settings::preset(&self.preset)? };
         if self.rounds == 0 {

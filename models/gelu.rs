@@ -49,7 +49,7 @@ pub(crate) fn check_sizes(name: &str, more: &[(&str, usize)], config: &GeluConfi
     if let Some((field, _)) = sizes.iter().chain(more).find(|(_, v)| *v == 0) {
         return Err(format!("{name}: {field} must be positive, found 0"));
     }
-    if !d_model.is_multiple_of(2 * heads) {
+    if !d_model.is_multiple_of(heads.saturating_mul(2)) {
         return Err(format!("{name}: heads must divide d_model={d_model} into even widths, found {heads} heads"));
     }
     if !(rope_base.is_finite() && rope_base > 0.0) {

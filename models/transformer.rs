@@ -48,7 +48,7 @@ impl TransformerConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, v)| *v == 0) {
             return Err(format!("transformer: {name} must be positive, found 0"));
         }
-        if !self.d_model.is_multiple_of(2 * self.heads) {
+        if !self.d_model.is_multiple_of(self.heads.saturating_mul(2)) {
             return Err(format!(
                 "transformer: heads must divide d_model={} into even widths, found {} heads",
                 self.d_model, self.heads

@@ -6,6 +6,7 @@
 #[macro_use]
 mod dtype;
 mod error;
+pub mod files;
 mod fmt;
 mod index;
 mod reduce;

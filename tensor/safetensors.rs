@@ -1,12 +1,9 @@
 //! Reading and writing `.safetensors` files: named tensors and a map of text metadata.
 //!
 //! Nothing in a header is trusted: sizes, offsets and names are checked (by the `safetensors` crate) before anything
-//! is allocated. Files are written under a temporary name, flushed to the disk and renamed: a crash in between leaves
-//! the old file.
+//! is allocated. Files are written as [`crate::files`] says: a crash in between leaves the old file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -14,6 +11,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tensor::Tensor;
 
 /// The contents of a file.
@@ -167,20 +165,8 @@ pub fn save<'a>(
     let encoded = safetensors::serialize(views, None).map_err(|e| failed("write").because(e))?;
     let (start, data) = with_metadata(&encoded, metadata).map_err(|e| failed("write").because(e))?;
 
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".partial");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(&start)?;
-        file.write_all(data)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|e| {
-        // What is left of the failed attempt helps nobody; that it cannot be removed changes nothing either.
-        let _ = std::fs::remove_file(&temporary);
-        failed(&format!("write {} bytes to", start.len() + data.len())).because(e)
-    })
+    files::replace(path, &[&start, data])
+        .map_err(|e| failed(&format!("write {} bytes to", start.len() + data.len())).because(e))
 }
 
 #[cfg(test)]

@@ -29,13 +29,7 @@ impl Steps {
         if *self == Steps::default() {
             return Ok(None);
         }
-        let most = kumiki_models::MAX_DESCENT_STEPS;
-        if let Some(steps) = self.steps.filter(|steps| !(1..=most).contains(steps)) {
-            return Err(Error::new(format!("--steps must be from 1 to {most}, found {steps}")));
-        }
-        if let Some(tolerance) = self.tolerance.filter(|x| !(x.is_finite() && *x >= 0.0)) {
-            return Err(Error::new(format!("--energy-tol must be a number from 0, found {tolerance}")));
-        }
+        self.check()?;
         let trace = Trace::of_steps();
         for (_, descent) in with_descents(model)? {
             descent.steps = self.steps.unwrap_or(descent.steps);
@@ -44,6 +38,24 @@ impl Steps {
         }
         Ok(Some(trace))
     }
+
+    /// # Errors
+    /// When a number is out of its range.
+    fn check(&self) -> Result<()> {
+        let most = kumiki_models::MAX_DESCENT_STEPS;
+        if let Some(steps) = self.steps.filter(|steps| !(1..=most).contains(steps)) {
+            return Err(Error::new(format!("--steps must be from 1 to {most}, found {steps}")));
+        }
+        if let Some(tolerance) = self.tolerance.filter(|x| !(x.is_finite() && *x >= 0.0)) {
+            return Err(Error::new(format!("--energy-tol must be a number from 0, found {}", short(tolerance))));
+        }
+        Ok(())
+    }
+}
+
+/// A number of any size in a few letters: `0.01`, `1e300`.
+pub fn short(x: f64) -> String {
+    format!("{x:?}").trim_end_matches(".0").to_owned()
 }
 
 /// # Errors
@@ -165,8 +177,11 @@ pub fn losses(
     mut show: impl FnMut(&Found) -> Result<()>,
 ) -> Result<Vec<Found>> {
     let fixed = (1..=most).map(|steps| (steps, None));
+    let all: Vec<_> = fixed.chain(tolerances.iter().map(|&tolerance| (most, Some(tolerance)))).collect();
+    // Before the first is measured, for that can take long.
+    all.iter().try_for_each(|&(steps, tolerance)| Steps { steps: Some(steps), tolerance }.check())?;
     let mut found = Vec::new();
-    for (steps, tolerance) in fixed.chain(tolerances.iter().map(|&tolerance| (most, Some(tolerance)))) {
+    for (steps, tolerance) in all {
         let (evaluation, mean_steps) = loss_with(model, windows, Steps { steps: Some(steps), tolerance })?;
         let one = Found { steps, tolerance, mean_steps, nll: evaluation.nll };
         show(&one)?;
@@ -229,7 +244,12 @@ mod tests {
         assert!(apply("llama", None, Some(0.1)).contains("no layer that descends"));
         assert!(apply("cem-t1", Some(0), None).contains("--steps must be from 1 to 1024, found 0"));
         assert!(apply("cem-t1", None, Some(f64::NAN)).contains("--energy-tol must be a number from 0, found NaN"));
-        assert!(apply("cem-t1", None, Some(-1.0)).contains("found -1"));
+        assert!(apply("cem-t1", None, Some(-1.0)).ends_with("found -1"));
+        assert!(apply("cem-t1", None, Some(-1e300)).ends_with("found -1e300"));
+        for wrong in [f64::NAN, -1.0, f64::INFINITY] {
+            let found = losses(&mut model("cem-t1"), &windows(), 2, &[0.1, wrong], |_| panic!("nothing is measured"));
+            assert!(found.unwrap_err().to_string().contains("--energy-tol must be a number from 0, found"));
+        }
         assert!(Steps::default().apply(&mut model("tango")).unwrap().is_none());
     }
 }

@@ -1,17 +1,17 @@
-//! Measurements against a size: one picture of several panels side by side, with the same lines in the same colours.
+//! Measurements against a size: one picture of several panels side by side, where lines of one name look the same.
 //!
 //! An axis is linear, or logarithmic and drawn as logarithms: then x has its ticks at the points, y at 1, 2 and 5 times
 //! powers of ten.
 
-use std::ops::Range;
 use std::path::Path;
 
+use kumiki_tensor::files;
 use plotters::coord::Shift;
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-use crate::plot::{COLOURS, Drawn, FONT, INK, replace, short};
+use crate::axis::{Axis, Ticks};
+use crate::looks::{FONT, INK, Look};
+use crate::plot::{Drawn, check_place, replace};
 use crate::{Error, Result};
 
 /// How points are drawn.
@@ -24,6 +24,8 @@ pub enum Mark {
     Line,
     /// A dot each.
     Dots,
+    /// A large dark dot each: what was observed, among lines of models.
+    Observed,
 }
 
 /// One line, named in the legend.
@@ -64,9 +66,15 @@ pub struct Panel {
 }
 
 const PANEL: (u32, u32) = (520, 460);
-const HEAD: u32 = 72;
+/// Left and right of the legend.
+const MARGIN: i32 = 24;
+const TITLE: u32 = 48;
 /// Of the legend, under the title.
-const LEGEND: i32 = 24;
+const ROW: i32 = 24;
+/// From the start of a sample in the legend to its name, and from a name to the next sample.
+const GAPS: (i32, i32) = (28, 16);
+/// A letter of the legend is about so wide.
+const LETTER: i32 = 8;
 /// How strong the colour of a band is.
 const FAINT: f64 = 0.18;
 
@@ -74,16 +82,17 @@ const FAINT: f64 = 0.18;
 /// measuring.
 ///
 /// # Errors
-/// When there is no such folder, or it is a folder.
+/// When there is no such folder, or something else than a file is there.
 pub fn check(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() || path.is_dir() || path.file_name().is_none() {
+    let place = files::place(path).unwrap_or_else(|_| path.to_owned());
+    let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() || place.is_dir() || place.file_name().is_none() {
         return Err(Error::new(format!(
             "cannot write the picture `{}`: expected a file in a folder that exists",
             path.display()
         )));
     }
-    Ok(())
+    check_place(path)
 }
 
 /// Writes the picture to `path`, replacing what was there, whole or not at all.
@@ -100,7 +109,8 @@ pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()
 /// When it cannot be drawn.
 pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
     let mut out = String::new();
-    let size = (PANEL.0 * panels.len().max(1) as u32, PANEL.1 + HEAD);
+    let width = PANEL.0 * panels.len().max(1) as u32;
+    let size = (width, PANEL.1 + TITLE + (ROW * legend(panels, width as i32).len().max(1) as i32) as u32);
     let root = SVGBackend::with_string(&mut out, size).into_drawing_area();
     draw(&root, title, panels).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
     drop(root);
@@ -110,59 +120,94 @@ pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
 fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, panels: &[Panel]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let below = root.titled(title, (FONT, 22).into_font().color(&INK))?;
-    let (legend, below) = below.split_vertically(LEGEND);
-    draw_legend(&legend, panels.iter().max_by_key(|panel| panel.lines.len()))?;
+    let rows = legend(panels, root.dim_in_pixel().0 as i32);
+    let (above, below) = below.split_vertically(ROW * rows.len().max(1) as i32);
+    draw_legend(&above, &rows)?;
+    let names: Vec<&str> = rows.iter().flatten().map(|sample| sample.line.name.as_str()).collect();
     for (area, panel) in below.split_evenly((1, panels.len().max(1))).iter().zip(panels) {
-        draw_panel(area, panel)?;
+        draw_panel(area, panel, &names)?;
     }
     root.present()?;
     Ok(())
 }
 
-/// One row of names over all panels, whose lines are the same.
-fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: Option<&Panel>) -> Drawn<()> {
-    let mut x = 24;
-    for (n, line) in panel.iter().flat_map(|panel| panel.lines.iter().enumerate()) {
-        let colour = COLOURS[n % COLOURS.len()];
-        if !line.band[0].is_empty() {
-            area.draw(&Rectangle::new([(x, 2), (x + 22, 18)], colour.mix(FAINT).filled()))?;
+/// A name of the legend.
+struct Sample<'a> {
+    /// The first line of that name.
+    line: &'a Line,
+    /// Its number among the names.
+    n: usize,
+    /// Where it starts.
+    x: i32,
+}
+
+/// The names of all lines, in rows that fit into `width`.
+fn legend(panels: &[Panel], width: i32) -> Vec<Vec<Sample<'_>>> {
+    let mut lines: Vec<&Line> = Vec::new();
+    for line in panels.iter().flat_map(|panel| &panel.lines) {
+        if !lines.iter().any(|other| other.name == line.name) {
+            lines.push(line);
         }
-        if line.mark != Mark::Dots {
-            area.draw(&PathElement::new(vec![(x, 10), (x + 22, 10)], colour.stroke_width(2)))?;
+    }
+    let (mut rows, mut x): (Vec<Vec<Sample>>, i32) = (Vec::new(), width);
+    for (n, line) in lines.into_iter().enumerate() {
+        let own = GAPS.0 + LETTER * line.name.chars().count() as i32;
+        if x + own > width - MARGIN {
+            rows.push(Vec::new());
+            x = MARGIN;
         }
-        if line.mark != Mark::Line {
-            area.draw(&Circle::new((x + 11, 10), radius(n), colour.filled()))?;
+        rows.last_mut().expect("the first name begins a row").push(Sample { line, n, x });
+        x += own + GAPS.1;
+    }
+    rows
+}
+
+fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, rows: &[Vec<Sample>]) -> Drawn<()> {
+    for (row, samples) in rows.iter().enumerate() {
+        let y = ROW * row as i32;
+        for &Sample { line, n, x } in samples {
+            let look = look(line, n);
+            if !line.band[0].is_empty() {
+                area.draw(&Rectangle::new([(x, y + 2), (x + 22, y + 18)], look.colour.mix(FAINT).filled()))?;
+            }
+            if matches!(line.mark, Mark::Line | Mark::Both) {
+                area.draw(&look.line(vec![(x, y + 10), (x + 22, y + 10)]))?;
+            }
+            if line.mark != Mark::Line {
+                for (r, colour) in look.dot(radius(line, n)) {
+                    area.draw(&Circle::new((x + 11, y + 10), r, colour.filled()))?;
+                }
+            }
+            let style = (FONT, 14).into_font().color(&INK);
+            area.draw(&Text::new(line.name.clone(), (x + GAPS.0, y + 3), style))?;
         }
-        area.draw(&Text::new(line.name.clone(), (x + 28, 3), (FONT, 14).into_font().color(&INK)))?;
-        // A letter of this size is about 8 wide.
-        x += 28 + 8 * line.name.chars().count() as i32 + 16;
     }
     Ok(())
 }
 
-/// Of a line's points: where lines lie on one another, later ones leave the rims of earlier ones to be seen.
-fn radius(n: usize) -> i32 {
-    (7 - n as i32).max(2)
+fn look(line: &Line, n: usize) -> Look {
+    if line.mark == Mark::Observed { Look::ink() } else { Look::of(n) }
 }
 
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn<()> {
+/// Of a line's points: where lines lie on one another, later ones leave the rims of earlier ones to be seen.
+fn radius(line: &Line, n: usize) -> i32 {
+    if line.mark == Mark::Observed { 5 } else { 7i32.saturating_sub(n as i32).max(4) }
+}
+
+/// `names` are those of the legend.
+fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, names: &[&str]) -> Drawn<()> {
     let place = |points: &Vec<(f64, f64)>| placed(points, panel.x_scale, panel.scale);
     let lines: Vec<Vec<(f64, f64)>> = panel.lines.iter().map(|line| place(&line.points)).collect();
     let bands: Vec<[Vec<(f64, f64)>; 2]> = panel.lines.iter().map(|line| line.band.each_ref().map(place)).collect();
     let all = || lines.iter().chain(bands.iter().flatten()).flatten();
-    let (x_range, x_ticks) = match panel.x_scale {
-        Scale::Log => log_x_axis(all().map(|p| p.0).collect()),
-        Scale::Linear => axis(all().map(|p| p.0), Scale::Linear),
-    };
-    let (y_range, y_ticks) = axis(all().map(|p| p.1), panel.scale);
+    let (x_range, x_ticks) = x_axis(all().map(|p| p.0).collect(), panel.x_scale);
+    let (y_range, y_ticks) = axis(all().map(|p| p.1), panel.scale, false);
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, (FONT, 17).into_font().color(&INK))
         .margin(12)
         .x_label_area_size(46)
         .y_label_area_size(60)
-        .build_cartesian_2d(Axis::new(x_range, x_ticks), Axis::new(y_range, y_ticks))?;
-    let label = |x: f64| if panel.x_scale == Scale::Log { size(10f64.powf(x)) } else { tick(x) };
-    let value = |y: f64| if panel.scale == Scale::Log { 10f64.powf(y) } else { y };
+        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
     chart
         .configure_mesh()
         .bold_line_style(RGBColor(222, 222, 228))
@@ -171,65 +216,30 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn
         .x_desc(panel.x.as_str())
         .axis_desc_style((FONT, 15).into_font().color(&INK))
         .label_style((FONT, 13).into_font().color(&INK))
-        .x_label_formatter(&|x| label(*x))
-        .y_label_formatter(&|y| tick(value(*y)))
+        .x_label_formatter(&|x| x_ticks.label(*x))
+        .y_label_formatter(&|y| y_ticks.label(*y))
         .draw()?;
-    let colour = |n: usize| COLOURS[n % COLOURS.len()];
-    for (n, [low, high]) in bands.iter().enumerate().filter(|(_, band)| !band[0].is_empty()) {
+    let number = |line: &Line| names.iter().position(|name| *name == line.name).unwrap_or(0);
+    for (line, [low, high]) in panel.lines.iter().zip(&bands).filter(|(_, band)| !band[0].is_empty()) {
         let outline: Vec<(f64, f64)> = low.iter().chain(high.iter().rev()).copied().collect();
-        chart.draw_series([Polygon::new(outline, colour(n).mix(FAINT).filled())])?;
+        chart.draw_series([Polygon::new(outline, look(line, number(line)).colour.mix(FAINT).filled())])?;
     }
-    for (n, (line, points)) in panel.lines.iter().zip(&lines).enumerate() {
-        if line.mark != Mark::Dots {
-            chart.draw_series(LineSeries::new(points.clone(), colour(n).stroke_width(2)))?;
+    for (line, points) in panel.lines.iter().zip(&lines) {
+        let (n, look) = (number(line), look(line, number(line)));
+        if matches!(line.mark, Mark::Line | Mark::Both) {
+            chart.draw_series([look.line(points.clone())])?;
         }
-        if line.mark != Mark::Line {
-            chart.draw_series(points.iter().map(|&p| Circle::new(p, radius(n), colour(n).filled())))?;
+        // A line over a single x is invisible.
+        let single = points.iter().all(|p| p.0 == points[0].0);
+        if line.mark != Mark::Line || single {
+            let rim = (line.mark == Mark::Observed).then(|| (radius(line, n) + 1, WHITE));
+            let discs: Vec<(i32, RGBColor)> = rim.into_iter().chain(look.dot(radius(line, n))).collect();
+            for &p in points {
+                chart.draw_series(discs.iter().map(|(r, colour)| Circle::new(p, *r, colour.filled())))?;
+            }
         }
     }
     Ok(())
-}
-
-/// A size as people write it: `16384`.
-pub(crate) fn size(x: f64) -> String {
-    if (1.0..1e6).contains(&x) { format!("{x:.0}") } else { short(x) }
-}
-
-/// A tick's value: `20k`, `0.5`, `2e-5`.
-fn tick(y: f64) -> String {
-    match y.abs() {
-        0.0 => "0".to_owned(),
-        small if small < 1e-3 => format!("{y:.0e}"),
-        small if small < 1.0 => format!("{y:.3}").trim_end_matches('0').to_owned(),
-        _ => short(y),
-    }
-}
-
-/// A linear axis with ticks of our choice.
-pub(crate) struct Axis {
-    line: RangedCoordf64,
-    ticks: Vec<f64>,
-}
-
-impl Axis {
-    pub(crate) fn new((from, to): (f64, f64), ticks: Vec<f64>) -> Axis {
-        Axis { line: (from..to).into(), ticks }
-    }
-}
-
-impl Ranged for Axis {
-    type ValueType = f64;
-    type FormatOption = DefaultFormatting;
-
-    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        self.line.map(value, limit)
-    }
-    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        self.ticks.clone()
-    }
-    fn range(&self) -> Range<f64> {
-        self.line.range()
-    }
 }
 
 /// The points that can be drawn, as drawing coordinates.
@@ -240,44 +250,35 @@ fn placed(points: &[(f64, f64)], x_scale: Scale, y_scale: Scale) -> Vec<(f64, f6
     points.map(|&(x, y)| (place(x, x_scale), place(y, y_scale))).collect()
 }
 
-/// Range and ticks of logarithmic x: the points, as far as labels have room.
-pub(crate) fn log_x_axis(mut xs: Vec<f64>) -> ((f64, f64), Vec<f64>) {
-    xs.sort_by(f64::total_cmp);
-    xs.dedup();
-    let (first, last) = (xs.first().copied().unwrap_or(0.0), xs.last().copied().unwrap_or(1.0));
-    let room = 0.05 * (last - first).max(0.2);
-    let range = (first - room, last + room);
-    let least = 0.08 * (range.1 - range.0);
-    let mut before = f64::NEG_INFINITY;
-    xs.retain(|&x| {
-        let keep = x - before >= least;
-        before = if keep { x } else { before };
-        keep
-    });
-    (range, xs)
-}
-
-/// Range and ticks.
-pub(crate) fn axis(ys: impl Iterator<Item = f64>, scale: Scale) -> ((f64, f64), Vec<f64>) {
-    let (low, high) = ys.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
+/// Range and ticks of the values of one coordinate, of which `whole` has ticks at whole numbers only.
+fn axis(values: impl Iterator<Item = f64>, scale: Scale, whole: bool) -> ((f64, f64), Ticks) {
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
     if low > high {
-        return ((0.0, 1.0), vec![]);
+        return ((0.0, 1.0), Ticks::default());
     }
     if scale == Scale::Log {
         let range = (low - 0.15, high + 0.15);
-        let ticks = (range.0.floor() as i32..=range.1.ceil() as i32)
-            .flat_map(|e| [1f64, 2.0, 5.0].map(|m| f64::from(e) + m.log10()))
-            .filter(|y| (range.0..=range.1).contains(y))
-            .collect();
-        return (range, ticks);
+        return (range, Ticks::log(range));
     }
-    let room = 0.08 * if high > low || high != 0.0 { (high - low).max(0.01 * high.abs()) } else { 1.0 };
+    let room = match high - low {
+        span if span > 0.0 => 0.08 * span.max(0.01 * high.abs()),
+        _ if whole => 1.0,
+        _ => 0.08 * if high == 0.0 { 1.0 } else { 0.01 * high.abs() },
+    };
     let range = (low - room, high + room);
-    let rough = (range.1 - range.0) / 6.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough).unwrap_or(power);
-    let ticks = (0..20).map(|i| ((range.0 / step).ceil() + f64::from(i)) * step).take_while(|&y| y <= range.1);
-    (range, ticks.collect())
+    (range, Ticks::linear(range, whole))
+}
+
+/// As [`axis`], of x: a logarithmic one has its ticks at the points, and one of whole numbers at whole numbers.
+pub(crate) fn x_axis(xs: Vec<f64>, scale: Scale) -> ((f64, f64), Ticks) {
+    if scale == Scale::Linear || xs.is_empty() {
+        let whole = xs.iter().all(|x| x.fract() == 0.0);
+        return axis(xs.into_iter(), Scale::Linear, whole);
+    }
+    let (low, high) = xs.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)));
+    let room = 0.05 * (high - low).max(0.2);
+    let range = (low - room, high + room);
+    (range, Ticks::sizes(xs, range.1 - range.0))
 }
 
 #[cfg(test)]
@@ -311,7 +312,7 @@ mod tests {
             let (x_scale, scale) = (Scale::Linear, Scale::Linear);
             let panel = Panel { title: "y".into(), x: "x".into(), x_scale, scale, lines };
             let text = svg("t", &[panel]).unwrap();
-            assert!(text.contains(">\n-0.5\n<"), "x has round ticks: {text}");
+            assert!(!text.contains(">\n-0.5\n<"), "x is whole: {text}");
             ["<circle", "stroke-width=\"2\"", "<polygon"].map(|what| text.matches(what).count())
         };
         let none = || [vec![], vec![]];
@@ -324,10 +325,73 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
-        assert_eq!([0.0, 2e-5, 0.005, 0.5, 4.53, 2e4].map(tick), ["0", "2e-5", "0.005", "0.5", "4.53", "20k"]);
-        assert_eq!(axis([0.5, 10.0].into_iter(), Scale::Linear).1, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        let ticks = axis([0.0, 2.0].into_iter(), Scale::Log).1;
-        assert!((ticks[0], ticks[1]) == (0.0, 2f64.log10()) && ticks.len() == 7, "{ticks:?}");
+    fn a_line_over_a_single_x_is_dots() {
+        let lines = vec![Line { name: "a".into(), points: vec![(3.0, 1.0)], mark: Mark::Line, ..Line::default() }];
+        let (x_scale, scale) = (Scale::Linear, Scale::Linear);
+        let text = svg("t", &[Panel { title: "y".into(), x: "x".into(), x_scale, scale, lines }]).unwrap();
+        assert_eq!(text.matches("<circle").count(), 1);
+        assert!(text.contains(">\n3\n<"), "{text}");
+    }
+
+    #[test]
+    fn any_number_of_names_fits_and_each_looks_the_same_in_all_panels() {
+        let line = |n: usize| Line {
+            name: format!("double-single_middle-{n}"),
+            points: vec![(1.0, n as f64)],
+            ..Line::default()
+        };
+        let panel = |lines: Vec<Line>| Panel { lines, ..panel(Scale::Linear, &[]) };
+        let panels = [panel((0..9).map(line).collect()), panel((7..16).rev().map(line).collect())];
+        for width in [520, 1040] {
+            let rows = legend(&panels, width);
+            let samples: Vec<&Sample> = rows.iter().flatten().collect();
+            assert_eq!(samples.len(), 16);
+            for row in &rows {
+                let end = |s: &Sample| s.x + GAPS.0 + LETTER * s.line.name.len() as i32;
+                assert!(row.windows(2).all(|pair| end(&pair[0]) < pair[1].x));
+                assert!(row.iter().all(|s| s.x >= MARGIN && end(s) <= width - MARGIN));
+            }
+        }
+        let text = svg("t", &panels).unwrap();
+        assert_eq!(text.matches("double-single_middle-15\n").count(), 1);
+    }
+
+    #[test]
+    fn axes_of_few_points() {
+        assert_eq!(axis([0.5, 10.0].into_iter(), Scale::Linear, false).1.labels(), ["0", "2", "4", "6", "8", "10"]);
+        assert_eq!(x_axis(vec![0.0, 1.0, 2.0], Scale::Linear).1.labels(), ["0", "1", "2"]);
+        assert_eq!(x_axis(vec![1.0], Scale::Linear).1.labels(), ["0", "1", "2"]);
+        assert_eq!(x_axis(vec![256f64.log10()], Scale::Log).1.labels(), ["256"]);
+        for y in [5.54f64, 1e-9, 3e12] {
+            for scale in [Scale::Linear, Scale::Log] {
+                let placed = if scale == Scale::Log { y.log10() } else { y };
+                let labels = axis([placed].into_iter(), scale, false).1;
+                assert!(labels.labels().len() > 2, "{y}: {labels:?}");
+            }
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_picture_takes_no_other_places_than_files() {
+        let dir = crate::scratch::Scratch::new();
+        let (pipe, link, target) = (dir.path().join("pipe.svg"), dir.path().join("link.svg"), dir.path().join("t.svg"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let says = |error: Error, path: &Path| {
+            let expected = format!("`{}` is no regular file; expected a place for a picture", path.display());
+            assert_eq!(error.to_string(), expected);
+        };
+        says(check(&pipe).unwrap_err(), &pipe);
+        says(write(&pipe, "t", &[]).unwrap_err(), &pipe);
+        std::os::unix::fs::symlink("t.svg", &link).unwrap();
+        let mine = dir.file("t.svg.partial", "mine");
+        for _ in 0..2 {
+            check(&link).unwrap();
+            write(&link, "t", &[]).unwrap();
+        }
+        assert!(link.is_symlink() && std::fs::read_to_string(target).unwrap().starts_with("<svg"));
+        assert_eq!(std::fs::read_to_string(mine).unwrap(), "mine");
+        std::os::unix::fs::symlink("no/where.svg", dir.path().join("lost.svg")).unwrap();
+        assert!(check(&dir.path().join("lost.svg")).unwrap_err().to_string().contains("a folder that exists"));
     }
 }

@@ -171,6 +171,8 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     if config.text_ids() != ids {
         return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.text_ids())));
     }
+    // First of all: what follows counts with these sizes.
+    config.check().map_err(|e| failed(e.to_string()))?;
     check_size(&config, &contents).map_err(failed)?;
     let mut model = Model::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
@@ -187,6 +189,7 @@ pub fn load_regressor(path: &Path, dtype: DType) -> Result<SequenceRegressor> {
     let failed = |why: String| unusable(&file, &why);
     let contents = safetensors::load(&file).map_err(|e| Error::new(e.to_string()))?;
     let config: SequenceRegressorConfig = config_of(&file, REGRESSOR, &contents)?;
+    config.check().map_err(|e| failed(e.to_string()))?;
     let SequenceRegressorConfig { inputs, architecture } = config.clone();
     // A table of one row more has as many numbers as the two maps.
     let n_vocab = inputs.saturating_add(1);
@@ -318,6 +321,57 @@ mod tests {
             let error = load(dir.path(), DType::F32).unwrap_err().to_string();
             assert!(error.contains(phrase), "{error}");
         }
+    }
+
+    #[test]
+    fn sizes_of_a_file_are_checked_before_anything_is_counted_with_them() {
+        let dir = Scratch::new();
+        let settings = Settings::preset("nano").unwrap();
+        let huge = "\"heads\":9223372036854775808";
+        let changed = |from: &str, to: &str| {
+            let file = dir.path().join(MODEL_FILE);
+            let mut contents = safetensors::load(&file).unwrap();
+            let config = contents.metadata["config"].replace(from, to);
+            assert_ne!(config, contents.metadata["config"], "{from}");
+            contents.metadata.insert("config".into(), config);
+            let tensors = contents.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+            safetensors::save(&file, tensors, &contents.metadata).unwrap();
+        };
+        for (name, from, to, phrase) in [
+            (
+                "cem-t2",
+                "\"attention\":[\"cem\"]",
+                "\"attention\":[]",
+                "attention must name one kind for all layers or 2, found 0",
+            ),
+            ("cem-t2", "\"mlp\":[\"cem\"]", "\"mlp\":[]", "mlp must name one kind for all layers or 2, found 0"),
+            ("cem-t2", "\"heads\":2", huge, "its sizes are absurd"),
+            ("cem-t2", "\"steps\":2", "\"steps\":0", "steps must be from 1 to 1024, found 0"),
+            ("untied", "\"heads\":2", huge, "heads must divide"),
+            ("decoder", "\"heads\":2", "\"heads\":0", "heads must be positive, found 0"),
+            ("decoder", "\"heads\":2", huge, "heads must divide"),
+            ("double", "\"context_layers\":1", "\"context_layers\":18446744073709551615", "its sizes are absurd"),
+            (
+                "encoder-decoder",
+                "\"encoder_layers\":1",
+                "\"encoder_layers\":18446744073709551615",
+                "its sizes are absurd",
+            ),
+            ("wango", "\"heads\":2", "\"heads\":0", "heads must be positive, found 0"),
+            ("flash", "\"chunk\":16", "\"chunk\":0", "chunk must be positive, found 0"),
+        ] {
+            let model = Model::new(&settings.model(name, 256).unwrap(), 0, DType::F32).unwrap();
+            save(dir.path(), &model, &BTreeMap::new()).unwrap();
+            changed(from, to);
+            let error = load(dir.path(), DType::F32).unwrap_err().to_string();
+            assert!(error.contains("model.safetensors`: ") && error.contains(phrase), "{name} {to}: {error}");
+        }
+        let config = crate::gp::settings::Settings::preset("nano").unwrap().model("cem-t2").unwrap();
+        let model = SequenceRegressor::new(&config, 0, DType::F32).unwrap();
+        save_regressor(dir.path(), &model, &BTreeMap::new()).unwrap();
+        changed("\"attention\":[\"cem\"]", "\"attention\":[]");
+        let error = load_regressor(dir.path(), DType::F32).unwrap_err().to_string();
+        assert!(error.contains("attention must name one kind for all layers or 2, found 0"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The folder of a run as it is found on disk: what it holds, and whether somebody works in it.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use kumiki_tensor::files;
 
 use crate::checkpoint::{MODEL_FILE, is_seed};
 use crate::data::short_name;
@@ -29,8 +31,8 @@ pub(crate) enum Found {
     Other(String),
 }
 
-/// The name under which a file is written before it is renamed.
-pub(crate) fn partial(name: &str) -> String {
+/// The name under which earlier versions wrote a file before they renamed it.
+fn partial(name: &str) -> String {
     format!("{name}.partial")
 }
 
@@ -50,6 +52,9 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
         Ok(_) => {}
     }
     let results = folder.join(RESULTS);
+    if files::is_special(&results) {
+        return Ok(Found::Other(RESULTS.to_owned()));
+    }
     // Only a regular file is opened: a pipe of that name would wait for ever.
     if results.is_file()
         && let Ok(bytes) = fs::read(&results)
@@ -65,7 +70,7 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
     let mut found = Found::Nothing;
     for name in names(folder)? {
         let path = folder.join(&name);
-        let ours = if path.is_dir() { is_models(&path)? } else { is_own(&name) };
+        let ours = if path.is_dir() { is_models(&path)? } else { is_own(&name) && !files::is_special(&path) };
         if ours {
             found = Found::Unfinished;
         } else if name != LOCK {
@@ -79,7 +84,7 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
 pub(crate) fn is_own(name: &str) -> bool {
     let picture = name.strip_suffix(&partial("")).unwrap_or(name);
     let of_corpus = picture.starts_with("curves-") && picture.ends_with(".svg");
-    of_corpus || [RESULTS, LOG].iter().chain(&PICTURES).any(|whole| is(name, whole))
+    of_corpus || files::is_temporary(name) || [RESULTS, LOG].iter().chain(&PICTURES).any(|whole| is(name, whole))
 }
 
 /// Whether a run may call a model so.
@@ -89,17 +94,10 @@ fn is_model(name: &str) -> bool {
 
 /// Replaces `results.json`, whole or not at all.
 pub(crate) fn write_results(folder: &Path, results: &impl serde::Serialize) -> Result<()> {
-    let (path, partial) = (folder.join(RESULTS), folder.join(partial(RESULTS)));
+    let path = folder.join(RESULTS);
     let text =
         serde_json::to_string_pretty(results).map_err(|e| Error::new(format!("cannot write the results: {e}")))?;
-    let replace = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(text.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        fs::rename(&partial, &path)
-    };
-    replace().map_err(|e| Error::io("write the results", &path, e))
+    files::replace(&path, &[text.as_bytes(), b"\n"]).map_err(|e| Error::io("write the results", &path, e))
 }
 
 /// Whether `folder` is that of a model, of a seed with models, or of a corpus with folders `seed-<n>` of models, and holds
@@ -114,7 +112,7 @@ fn is_models(folder: &Path) -> Result<bool> {
     for name in inside {
         let path = folder.join(&name);
         ours &= match path.is_dir() {
-            false => is_of_model(folder) && is(&name, MODEL_FILE),
+            false => is_of_model(folder) && (is(&name, MODEL_FILE) || files::is_temporary(&name)),
             true => is_seed(&path) && holds_models(&path)?,
         };
     }
@@ -165,9 +163,18 @@ fn remove(folder: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the models of a run but for those in the folders `keep`, and what folders become empty by that.
+/// Removes what a process left in a folder that was killed as it wrote a file.
+fn remove_temporary(folder: &Path) -> Result<()> {
+    names(folder)?.iter().filter(|name| files::is_temporary(name)).try_for_each(|name| remove(folder, name))
+}
+
+/// Removes the models of a run but for those in the folders `keep`, what folders become empty by that, and what was not
+/// written to its end.
 pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf]) -> Result<()> {
-    for model in model_folders(folder)?.iter().filter(|model| !keep.contains(model)) {
+    remove_temporary(folder)?;
+    let models = model_folders(folder)?;
+    models.iter().try_for_each(|model| remove_temporary(model))?;
+    for model in models.iter().filter(|model| !keep.contains(model)) {
         remove(model, MODEL_FILE)?;
         // A folder that is not empty stays, and so do those above it.
         let mut above = model.ancestors().take_while(|path| *path != folder);
@@ -214,6 +221,10 @@ impl Lock {
     /// When another run has it, or the file cannot be made.
     pub(crate) fn take(folder: &Path) -> Result<Lock> {
         let path = folder.join(LOCK);
+        // A pipe would be waited for, for ever.
+        if files::is_special(&path) {
+            return Err(Error::new(format!("`{}` is no regular file; expected the lock of a run", path.display())));
+        }
         let file = File::options()
             .create(true)
             .truncate(false)
@@ -254,6 +265,7 @@ mod tests {
             &["tango/model.safetensors", "tango/seed-0/tango/model.safetensors"],
             &["seed-0/transformer/model.safetensors", "seed-1/transformer/model.safetensors.partial", "rmse.svg"],
             &["seed-0/seed-0/tango/model.safetensors", "functions.svg.partial"],
+            &[".kumiki-12-3.partial", "tango/.kumiki-12-4.partial"],
         ] {
             let dir = Scratch::new();
             files.iter().for_each(|name| drop(dir.file(name, "")));
@@ -288,16 +300,30 @@ mod tests {
         }
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_no_file_of_a_run_and_is_not_waited_for() {
+        for name in [RESULTS, LOG, CURVES] {
+            let dir = Scratch::new();
+            assert!(std::process::Command::new("mkfifo").arg(dir.path().join(name)).status().unwrap().success());
+            assert_eq!(look(dir.path()).unwrap(), Found::Other(name.to_owned()));
+        }
+        let dir = Scratch::new();
+        assert!(std::process::Command::new("mkfifo").arg(dir.path().join(LOCK)).status().unwrap().success());
+        assert!(Lock::take(dir.path()).unwrap_err().to_string().contains("run.lock` is no regular file"));
+    }
+
     #[test]
     fn models_that_are_kept_stay_and_empty_folders_go() {
         let dir = Scratch::new();
         let kept = dir.file("a/seed-0/tango/model.safetensors", "");
+        let cut = dir.file("a/seed-0/tango/.kumiki-1-1.partial", "");
         dir.file("a/seed-0/wango/model.safetensors", "");
         dir.file("b/seed-1/tango/model.safetensors.partial", "");
         dir.file("c/seed-1/tango/model.safetensors", "");
         let mine = dir.file("c/mine.txt", "");
         clear_models(dir.path(), &[dir.path().join("a/seed-0/tango")]).unwrap();
-        assert!(kept.exists() && mine.exists());
+        assert!(kept.exists() && mine.exists() && !cut.exists());
         assert!(["a/seed-0/wango", "b", "c/seed-1"].iter().all(|gone| !dir.path().join(gone).exists()));
         dir.file(RESULTS, r#"{"finished": false, "corpora": ["texts/a"]}"#);
         dir.file("curves-a.svg", "");

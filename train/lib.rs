@@ -2,6 +2,8 @@
 
 #[cfg(feature = "plots")]
 pub mod ablation;
+#[cfg(feature = "plots")]
+mod axis;
 pub mod batches;
 pub mod bench;
 pub mod blocks;
@@ -21,6 +23,8 @@ pub mod kinds;
 pub mod laws;
 mod lean;
 pub mod log;
+#[cfg(feature = "plots")]
+mod looks;
 pub mod marks;
 pub mod math;
 mod memory;

@@ -4,6 +4,7 @@
 //! JSON for any reader. A run that was killed may leave a cut last line: reading passes over it, appending removes it.
 
 use crate::{Error, Result};
+use kumiki_tensor::files;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -74,6 +75,7 @@ impl Writer {
     /// Goes on with a log (or starts it), after removing a last line that was cut.
     pub fn append(path: impl AsRef<Path>) -> Result<Writer> {
         let path = path.as_ref();
+        check_regular(path)?;
         let open = |e| Error::io("open the log", path, e);
         if path.exists() {
             let bytes = std::fs::read(path).map_err(open)?;
@@ -124,21 +126,22 @@ pub fn replace(path: &Path, records: &[Record]) -> Result<()> {
         text += &serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
         text.push('\n');
     }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&partial, path)
-    };
-    write().map_err(|e| Error::io("rewrite the log", path, e))
+    files::replace(path, &[text.as_bytes()]).map_err(|e| Error::io("rewrite the log", path, e))
+}
+
+/// A pipe would be waited for, for ever.
+fn check_regular(path: &Path) -> Result<()> {
+    if files::is_special(path) {
+        return Err(Error::new(format!("`{}` is no regular file; expected a log", path.display())));
+    }
+    Ok(())
 }
 
 /// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
 /// parse is an error which names the file, the line and the reason.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
+    check_regular(path)?;
     let bytes = std::fs::read(path).map_err(|e| Error::io("read the log", path, e))?;
     let mut records = Vec::new();
     for (n, line) in bytes.split_inclusive(|&b| b == b'\n').enumerate() {
@@ -250,5 +253,17 @@ mod tests {
         let path = dir.file("log.jsonl", "{\"step\": 1}\n");
         let e = read(&path).unwrap_err().to_string();
         assert!(e.contains("log.jsonl") && e.contains("line 1") && e.contains("loss"), "{e}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_no_log_and_is_not_waited_for() {
+        let dir = Scratch::new();
+        let pipe = dir.path().join("log.jsonl");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for found in [read(&pipe).map(drop), Writer::append(&pipe).map(drop), Writer::create(&pipe).map(drop)] {
+            assert!(found.unwrap_err().to_string().contains("log.jsonl`"));
+        }
+        assert!(replace(&pipe, &[]).unwrap_err().to_string().contains("it is no regular file"));
     }
 }

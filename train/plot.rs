@@ -2,18 +2,20 @@
 //!
 //! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points.
 //! Values that are not finite leave gaps. The first drop from the untrained loss would flatten everything else, so the
-//! axis ends a little above where most of the curve runs; what is higher leaves the picture at the top edge. Colours
-//! are those of Okabe and Ito, told apart by all kinds of colour vision. Text stays text in the file.
+//! axis ends a little above where most of the curve runs; what is higher leaves the picture at the top edge. Text stays text
+//! in the file.
 
+use crate::axis::{Axis, Ticks};
 use crate::log::Record;
+use crate::looks::{FONT, INK, Look};
 use crate::{Error, Result};
+use kumiki_tensor::files;
 use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
-/// The points of one training; x in training tokens, y in nats a token.
+/// The points of one training; x in training tokens, y in nats a token, which is a byte.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
     /// Its name in the legend, and its colour: curves of one name, the seeds of a model, share both.
@@ -45,17 +47,6 @@ impl Curve {
 }
 
 const SIZE: (u32, u32) = (960, 600);
-pub(crate) const FONT: &str = "sans-serif";
-pub(crate) const INK: RGBColor = RGBColor(40, 40, 48);
-pub(crate) const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
-];
 
 /// Writes the picture to `path`, replacing what was there. Any number of curves and points, none included.
 pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
@@ -64,11 +55,17 @@ pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()
 
 /// Writes a picture, whole or not at all, as the results next to it.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    std::fs::write(&partial, text)
-        .and_then(|()| std::fs::rename(&partial, path))
-        .map_err(|e| Error::io("write the picture", path, e))
+    check_place(path)?;
+    files::replace(path, &[text.as_bytes()]).map_err(|e| Error::io("write the picture", path, e))
+}
+
+/// Whether something is in the place of a picture that is none.
+pub(crate) fn check_place(path: &Path) -> Result<()> {
+    if files::is_special(path) {
+        let path = path.display();
+        return Err(Error::new(format!("`{path}` is no regular file; expected a place for a picture")));
+    }
+    Ok(())
 }
 
 /// The picture as the text of an SVG file.
@@ -81,30 +78,29 @@ pub fn svg(title: &str, curves: &[Curve]) -> Result<String> {
 }
 
 pub(crate) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 
 fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let (x_range, y_range) = ranges(curves);
+    let (x_ticks, y_ticks) = (Ticks::linear(x_range, true), Ticks::linear(y_range, false));
     let mut chart = ChartBuilder::on(root)
         .caption(title, (FONT, 24).into_font().color(&INK))
         .margin(18)
         .x_label_area_size(52)
         .y_label_area_size(66)
-        .build_cartesian_2d(x_range.0..x_range.1, y_range.0..y_range.1)?;
+        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
     chart
         .configure_mesh()
         .bold_line_style(RGBColor(222, 222, 228))
         .light_line_style(TRANSPARENT)
         .axis_style(INK)
         .x_desc("training tokens")
-        .y_desc("loss (nats per token)")
+        .y_desc("loss (nats per byte)")
         .axis_desc_style((FONT, 16).into_font().color(&INK))
         .label_style((FONT, 14).into_font().color(&INK))
-        .x_labels(8)
-        .y_labels(8)
-        .x_label_formatter(&|x| short(*x))
-        .y_label_formatter(&|y| level(*y, y_range.1 - y_range.0))
+        .x_label_formatter(&|x| x_ticks.label(*x))
+        .y_label_formatter(&|y| y_ticks.label(*y))
         .draw()?;
     let mut models: Vec<Vec<&Curve>> = Vec::new();
     for curve in curves {
@@ -140,29 +136,23 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]
     Ok(())
 }
 
-/// The line of model `n`. The eighth has the first's colour, is thinner, and does not fill its points.
-fn strong(n: usize) -> ShapeStyle {
-    COLOURS[n % COLOURS.len()].stroke_width(if n >= COLOURS.len() { 1 } else { 2 })
-}
-
 fn draw_curve(chart: &mut Chart<'_, '_>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
-    let colour = COLOURS[n % COLOURS.len()];
+    let look = Look::of(n);
     for run in runs(&thinned(curve.train.clone()), top) {
-        chart.draw_series(LineSeries::new(run, colour.mix(0.22)))?;
+        chart.draw_series(LineSeries::new(run, look.colour.mix(0.22)))?;
     }
     for run in runs(&thinned(smoothed(&curve.train)), top) {
         // A line of one point is invisible.
         if let [only] = run[..] {
-            chart.draw_series([Circle::new(only, 2, colour.filled())])?;
+            chart.draw_series([Circle::new(only, 2, look.colour.filled())])?;
         }
-        chart.draw_series(LineSeries::new(run, strong(n)))?;
+        chart.draw_series([look.line(run)])?;
     }
     Ok(())
 }
 
 /// The line of a model in the legend, with the mean of the last losses of its curves.
 fn draw_legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, model: &[&Curve], n: usize) -> Drawn<()> {
-    let colour = COLOURS[n % COLOURS.len()];
     let lasts = |points: &dyn Fn(&Curve) -> Option<f64>| model.iter().filter_map(|c| points(c)).collect::<Vec<_>>();
     let mean = |what: &str, lasts: &[f64]| {
         let seeds = if lasts.len() > 1 { format!(" (mean of {} seeds)", lasts.len()) } else { String::new() };
@@ -175,44 +165,28 @@ fn draw_legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, model: &[&Curve], n: usize
         (true, false) => mean("training", &train),
         (true, true) => format!("{}: no points", model[0].name),
     };
-    let size = if val.is_empty() { 0 } else { 4 };
+    let (look, size) = (Look::of(n), if val.is_empty() { 0 } else { 4 });
     chart.draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?.label(label).legend(move |(x, y)| {
-        let line = PathElement::new(vec![(x, y), (x + 26, y)], strong(n));
-        EmptyElement::at((0, 0)) + line + Circle::new((x + 13, y), size, colour.filled())
+        let dots = look.dot(size);
+        // A filled dot is drawn twice.
+        let [under, over] =
+            [dots[0], dots[dots.len() - 1]].map(|(r, c)| Circle::new((x + 13, y), r.max(0), c.filled()));
+        EmptyElement::at((0, 0)) + look.line(vec![(x, y), (x + 26, y)]) + under + over
     });
     Ok(())
 }
 
 fn draw_validation(chart: &mut Chart<'_, '_>, curve: &Curve, n: usize, top: f64) -> Drawn<()> {
-    let colour = COLOURS[n % COLOURS.len()];
-    let fill = if n >= COLOURS.len() { WHITE } else { colour };
+    // A white rim keeps points apart that lie on one another.
+    let discs: Vec<(i32, RGBColor)> = [(6, WHITE)].into_iter().chain(Look::of(n).dot(5)).collect();
     for p in curve.val.iter().copied().filter(|p| p.1 <= top) {
-        // A white rim keeps points apart that lie on one another.
-        chart.draw_series([(6, WHITE), (5, colour), (4, fill)].map(|(r, c)| Circle::new(p, r, c.filled())))?;
+        chart.draw_series(discs.iter().map(|(r, c)| Circle::new(p, *r, c.filled())))?;
     }
     Ok(())
 }
 
 fn number(y: f64) -> String {
     if y.is_finite() { format!("{y:.3}") } else { "not finite".into() }
-}
-
-/// `1500` as `1.5k`, `2000000` as `2M`.
-pub(crate) fn short(x: f64) -> String {
-    let (scale, unit) = match x.abs() {
-        a if a >= 1e9 => (1e9, "G"),
-        a if a >= 1e6 => (1e6, "M"),
-        a if a >= 1e3 => (1e3, "k"),
-        _ => (1.0, ""),
-    };
-    let digits = format!("{:.2}", x / scale);
-    format!("{}{unit}", digits.trim_end_matches('0').trim_end_matches('.'))
-}
-
-/// A tick's value with the digits that its distance to the next one needs.
-fn level(y: f64, span: f64) -> String {
-    let digits = (1.0 - (span / 8.0).log10().floor()).clamp(1.0, 6.0) as usize;
-    format!("{y:.digits$}")
 }
 
 /// Mean over a window of about a twentieth of the points: centred, so that it does not lag behind a falling curve; narrower
@@ -327,8 +301,8 @@ mod tests {
         picture(&[curve(line(10, |_| 0.0), vec![])]);
         assert!(picture(&[curve(line(10, |_| f64::NAN), vec![])]).contains("no finite values"));
         picture(&[curve(line(10, |i| if i > 5.0 { f64::INFINITY } else { i }), vec![(1.0, f64::NAN)])]);
-        let named = |n: i32| Curve { name: n.to_string(), ..curve(line(3, |i| i + f64::from(n)), vec![]) };
-        picture(&(0..9).map(named).collect::<Vec<_>>());
+        let named = |n: i32| Curve { name: n.to_string(), ..curve(line(3, |i| i + f64::from(n)), vec![(9.0, 2.0)]) };
+        picture(&(0..30).map(named).collect::<Vec<_>>());
         let seeds = [1.0, 2.0].map(|y| curve(line(3, |i| i), vec![(1.0, y)]));
         let svg = picture(&seeds);
         assert_eq!((svg.matches("tango:").count(), svg.matches("validation 1.500 (mean of 2 seeds)").count()), (1, 1));
@@ -387,11 +361,5 @@ mod tests {
         write(&path, "t", &curves).unwrap();
         assert!(std::fs::read_to_string(&path).unwrap().contains("validation 1.500"));
         assert!(write(dir.path().join("no/curves.svg"), "t", &curves).unwrap_err().to_string().contains("curves.svg"));
-    }
-
-    #[test]
-    fn tick_labels() {
-        assert_eq!([0.0, 500.0, 1500.0, 2e6, 1.25e9].map(short), ["0", "500", "1.5k", "2M", "1.25G"]);
-        assert_eq!((level(2.5, 4.0), level(2.501, 0.01)), ("2.50".into(), "2.5010".into()));
     }
 }

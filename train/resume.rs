@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
+
+use crate::data::short_name;
 use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
@@ -24,11 +27,16 @@ fn cell_of(record: &Record) -> Option<Cell> {
     Some(Cell { corpus, seed, model })
 }
 
-/// Reads the run in `folder`.
+/// The sentence for results that cannot be gone on with.
+pub(crate) fn unusable(path: &Path, why: &dyn std::fmt::Display) -> Error {
+    Error::new(format!("`{}` cannot be resumed from: {why}", path.display()))
+}
+
+/// The results in `folder`, of any kind of run.
 ///
 /// # Errors
-/// When `results.json` or the log is missing, damaged or of another version, or they do not agree.
-pub(crate) fn read(folder: &Path) -> Result<Old> {
+/// When there are none, or they are damaged, of another experiment or of another version.
+pub(crate) fn results_of<R: DeserializeOwned>(folder: &Path, experiment: &str) -> Result<R> {
     let path = folder.join(RESULTS);
     if !path.is_file() {
         return Err(Error::new(format!(
@@ -37,10 +45,45 @@ pub(crate) fn read(folder: &Path) -> Result<Old> {
         )));
     }
     let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
-    let failed =
-        |why: &dyn std::fmt::Display| Error::new(format!("`{}` cannot be resumed from: {why}", path.display()));
-    let mut results: Results = serde_json::from_slice(&bytes)
-        .map_err(|e| failed(&format!("{e}; expected the results of this version of kumiki")))?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| unusable(&path, &e))?;
+    match &value["experiment"] {
+        found if found == experiment => {}
+        found => {
+            let found = found.as_str().map_or("none".to_owned(), |found| format!("`{found}`"));
+            let why = format!("its experiment must be `{experiment}`, found {found}; --out another folder");
+            return Err(unusable(&path, &why));
+        }
+    }
+    serde_json::from_value(value)
+        .map_err(|e| unusable(&path, &format!("{e}; expected the results of this version of kumiki")))
+}
+
+/// # Errors
+/// When one of `cells` is there twice: it would count as a seed more.
+pub(crate) fn check_distinct<C: PartialEq + std::fmt::Display>(path: &Path, cells: &[C]) -> Result<()> {
+    match cells.iter().enumerate().find(|(n, cell)| cells[..*n].contains(cell)) {
+        Some((_, cell)) => Err(unusable(path, &format!("{cell} has more than one row"))),
+        None => Ok(()),
+    }
+}
+
+/// Reads the run of `experiment` in `folder`.
+///
+/// # Errors
+/// As [`results_of`]; also when the log is missing or damaged, or they do not agree.
+pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
+    let path = folder.join(RESULTS);
+    let mut results: Results = results_of(folder, experiment)?;
+    let failed = |why: &dyn std::fmt::Display| unusable(&path, why);
+    check_distinct(&path, &results.rows.iter().map(Row::cell).collect::<Vec<_>>())?;
+    for row in &results.rows {
+        let (cell, model) = (row.cell(), &row.result.model);
+        let deep = format!("{}/seed-{}/{model}", short_name(&row.corpus)?, row.seed);
+        if ![model, &deep].contains(&&row.folder) {
+            let found = &row.folder;
+            return Err(failed(&format!("the folder of {cell} must be `{model}` or `{deep}`, found `{found}`")));
+        }
+    }
     let log = folder.join(LOG);
     // Before the first step there may be no log yet.
     let records = if log.is_file() || !results.rows.is_empty() { log::read(&log)? } else { vec![] };
@@ -75,7 +118,7 @@ fn usable(row: &Row, settings: &Settings, folder: &Path) -> Result<()> {
 }
 
 impl Old {
-    /// Whether `plan` continues this run: the same experiment and settings, and everything finished is asked for again.
+    /// Whether `plan` continues this run: the same settings, and everything finished is asked for again.
     ///
     /// # Errors
     /// Names the first difference.
@@ -87,9 +130,6 @@ impl Old {
                 "the run of `{path}` had {what} {then}, now it is {now}; --resume needs the same, --out another folder"
             )))
         };
-        if old.experiment != plan.experiment {
-            return differs("the experiment", &old.experiment, &plan.experiment);
-        }
         if let Some((key, then, now)) = old.settings.difference(&plan.settings) {
             return differs(&key, &then, &now);
         }
@@ -241,7 +281,7 @@ mod tests {
         let model = fs::read(out.join("tango/model.safetensors")).unwrap();
         let wide = plan(&both, &[5, 3], &["recurrent", "wango", "tango"]);
         train(begin(wide.clone(), &out, Existing::Resume).unwrap(), 99);
-        let old = read(&out).unwrap();
+        let old = read(&out, "compare tango").unwrap();
         let cells: Vec<Cell> = old.results.rows.iter().map(Row::cell).collect();
         assert_eq!(cells, wide.cells(), "rows stand in the order of the plan");
         assert!(old.results.finished && old.records[..cut.len()] == cut[..]);
@@ -269,7 +309,10 @@ mod tests {
         let settings = asked.settings.clone();
         says(with(Settings { steps: 3, ..settings.clone() }), &["had steps 2, now it is 3", "results.json"]);
         says(with(Settings { lr: 0.5, ..settings }), &["had lr 0.003, now it is 0.5"]);
-        says(Plan { experiment: "train tango".into(), ..asked.clone() }, &["had the experiment compare tango"]);
+        says(
+            Plan { experiment: "train tango".into(), ..asked.clone() },
+            &["its experiment must be `train tango`, found `compare tango`"],
+        );
         says(plan(&[name], &[0], &["wango"]), &["has `tango` on `", "with seed 0 finished, which is not asked for"]);
         says(plan(&[name], &[1, 2], &["tango"]), &["with seed 0 finished"]);
         says(plan(&["math"], &[0], &["tango"]), &["finished, which is not asked for"]);
@@ -288,7 +331,17 @@ mod tests {
             fs::write(&path, good).unwrap();
         };
         damage(RESULTS, "{", &["results.json` is damaged", "not JSON: EOF"]);
-        damage(RESULTS, r#"{"finished": false, "models": ["tango"]}"#, &["cannot be resumed from", "missing field"]);
+        let some = |more: &str| format!("{{\"finished\": false{more}, \"models\": [\"tango\"]}}");
+        damage(RESULTS, &some(""), &["cannot be resumed from: its experiment must be `compare tango`, found none"]);
+        damage(RESULTS, &some(", \"experiment\": \"compare tango\""), &["cannot be resumed from", "missing field"]);
+        let good = fs::read_to_string(out.join(RESULTS)).unwrap();
+        let elsewhere = good.replace("\"folder\": \"tango\"", "\"folder\": \"../tango\"");
+        assert_ne!(elsewhere, good);
+        damage(RESULTS, &elsewhere, &["the folder of `tango` on `", "must be `tango` or `", "found `../tango`"]);
+        let mut twice: Results = serde_json::from_slice(&fs::read(out.join(RESULTS)).unwrap()).unwrap();
+        twice.rows.push(twice.rows[0].clone());
+        let twice = serde_json::to_string(&twice).unwrap();
+        damage(RESULTS, &twice, &["results.json` cannot be resumed from: `tango` on `", "has more than one row"]);
         damage(LOG, "{\"step\": 1}\n", &["log.jsonl` line 1: not a log record"]);
         damage(LOG, "", &["has 0 of the 2 steps of `tango`"]);
         fs::rename(out.join(RESULTS), out.join("results.json.partial")).unwrap();

@@ -144,13 +144,7 @@ impl Plan {
         let mut notes = vec![];
         for model in self.models.iter().filter(|model| self.settings.sizes(model)) {
             let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
-            let found = config.block_params();
-            if (found as f64 / params as f64 - 1.0).abs() > 0.05 {
-                notes.push(format!(
-                    "`{model}` has {found} parameters where {params} were asked for: with d_model {d_model} and {blocks} \
-                     blocks it comes no nearer"
-                ));
-            }
+            notes.extend(size_note(model, config.block_params(), params, d_model, blocks));
         }
         Ok(notes)
     }
@@ -182,6 +176,17 @@ impl Plan {
         }
         Ok(format!("{}/seed-{}/{}", short_name(&cell.corpus)?, cell.seed, cell.model))
     }
+}
+
+/// The sentence for a model that is far from the size that all models should have.
+pub(crate) fn size_note(model: &str, found: usize, params: usize, d_model: usize, blocks: usize) -> Option<String> {
+    let far = (found as f64 / params as f64 - 1.0).abs() > 0.05;
+    far.then(|| {
+        format!(
+            "`{model}` has {found} parameters where {params} were asked for: with d_model {d_model} and {blocks} blocks it \
+             comes no nearer"
+        )
+    })
 }
 
 /// What the numbers were measured on.
@@ -352,10 +357,14 @@ pub(crate) fn refuse(folder: &Path, existing: Existing, locked: bool) -> Result<
         ),
         Found::Other(first) if first == RESULTS => {
             let path = folder.join(first);
-            let parsed = fs::read(&path).map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes));
+            // Only a regular file is opened: a pipe would be waited for, for ever.
+            let wrong = || serde_json::from_slice::<serde_json::Value>(&fs::read(&path).ok()?).err();
+            let parsed = path.is_file().then(wrong);
             let why = match parsed {
-                Ok(Err(e)) => format!("it is not JSON: {e}"),
-                _ => "it does not say whether it is finished".to_owned(),
+                None if path.is_dir() => "it is a folder".to_owned(),
+                None => "it is no regular file".to_owned(),
+                Some(Some(e)) => format!("it is not JSON: {e}"),
+                Some(None) => "it does not say whether it is finished".to_owned(),
             };
             format!(
                 "`{}` is damaged, or no run of kumiki's wrote it: {why}; remove it, or choose another folder with --out",
@@ -379,7 +388,11 @@ impl Run {
         plan.check()?;
         let resuming = |found: Found| existing == Existing::Resume && found != Found::Nothing;
         // Everything that can be wrong is found before a file is written.
-        let old = if resuming(refuse(folder, existing, false)?) { Some(resume::read(folder)?) } else { None };
+        let old = if resuming(refuse(folder, existing, false)?) {
+            Some(resume::read(folder, &plan.experiment)?)
+        } else {
+            None
+        };
         old.iter().try_for_each(|old| old.check(&plan))?;
         let facts = data.iter().map(|data| DataFacts::of(data, &plan.settings)).collect::<Result<Vec<_>>>()?;
         old.iter().try_for_each(|old| old.check_data(&facts))?;
@@ -392,7 +405,7 @@ impl Run {
         notes.extend(data.iter().filter_map(|data| data.note.clone()));
         let log = folder.join(LOG);
         let log = if resuming(found) {
-            let old = resume::read(folder)?;
+            let old = resume::read(folder, &plan.experiment)?;
             old.check(&plan)?;
             old.check_data(&facts)?;
             notes.extend(old.notes(&plan));

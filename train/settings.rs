@@ -24,6 +24,9 @@ pub(crate) const MOST_ROWS: usize = 1 << 16;
 /// The most target tokens of an evaluation: `math` has no end.
 const MOST_EVAL: u64 = 1 << 32;
 
+/// Settings that are a list: a text with commas, or a list in a configuration file.
+const LISTS: [&str; 2] = ["cem_attention", "cem_mlp"];
+
 /// Everything about a run but its data and the model's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -38,7 +41,7 @@ pub struct Settings {
     pub window: usize,
     /// WANGO's features for the tokens before: `hyperbolic`, `elu1` or `taylor2`.
     pub feature_map: String,
-    /// Heads of the Transformer++.
+    /// Heads of all other models with softmax attention: Transformer++, Llama and CEM, decoders, encoder-decoder.
     pub transformer_heads: usize,
     /// Width of the queries and keys of GAU and FLASH, S.
     pub key_width: usize,
@@ -261,6 +264,21 @@ impl Settings {
         if value.is_null() {
             return Err(Error::new(format!("setting `{key}` must be a finite number")));
         }
+        let value = match (&all[key], value) {
+            (Value::Number(own), Value::Number(found)) if own.is_u64() && !found.is_u64() => {
+                return Err(Error::new(format!("setting `{key}` must be a whole number from 0, found {found}")));
+            }
+            (_, Value::Array(kinds)) if LISTS.contains(&key) => {
+                let text = |kind: &Value| kind.as_str().map(str::to_owned);
+                let words: Option<Vec<String>> = kinds.iter().map(text).collect();
+                let found = Value::Array(kinds);
+                let words = words.ok_or_else(|| {
+                    Error::new(format!("setting `{key}` must be a text in quotes or a list of them, found {found}"))
+                })?;
+                Value::String(words.join(","))
+            }
+            (_, value) => value,
+        };
         all.insert(key.to_owned(), value);
         *self = serde_json::from_value(Value::Object(all)).map_err(|e| Error::new(format!("setting `{key}`: {e}")))?;
         Ok(())
@@ -309,6 +327,7 @@ impl Settings {
     /// A sentence naming the setting, its range and what was found.
     pub fn check(&self) -> Result<()> {
         self.check_sizes()?;
+        self.check_kinds()?;
         crate::corpus::check_fraction(self.val_fraction)?;
         if !(1..=MOST_EVAL).contains(&self.eval_tokens) {
             return Err(Error::new(format!("eval_tokens must be from 1 to {MOST_EVAL}, found {}", self.eval_tokens)));
@@ -390,11 +409,19 @@ mod tests {
         settings.set("checkpoint_activations", true.into()).unwrap();
         settings.set("checkpoint_activations", false.into()).unwrap();
         settings.set("lr", 1.into()).unwrap();
-        assert_eq!(settings, Settings { lr: 1.0, ..Settings::default() });
+        settings.set("cem_mlp", serde_json::json!(["cem", "plain"])).unwrap();
+        assert_eq!(settings, Settings { lr: 1.0, cem_mlp: "cem,plain".into(), ..Settings::default() });
         for (key, value, hint) in [
             ("stepz", Value::from(1), "unknown setting `stepz`; did you mean `steps`?"),
             ("steps", Value::from("many"), "setting `steps`: invalid type: string \"many\", expected u64"),
-            ("steps", Value::from(-1), "setting `steps`: invalid value: integer `-1`, expected u64"),
+            ("steps", Value::from(-1), "setting `steps` must be a whole number from 0, found -1"),
+            ("heads", Value::from(2.5), "setting `heads` must be a whole number from 0, found 2.5"),
+            (
+                "cem_mlp",
+                serde_json::json!(["cem", 1]),
+                "`cem_mlp` must be a text in quotes or a list of them, found [\"cem\",1]",
+            ),
+            ("feature_map", serde_json::json!(["elu1"]), "setting `feature_map`: invalid type: sequence"),
             ("lr", Value::from(f64::INFINITY), "setting `lr` must be a finite number"),
         ] {
             let before = settings.clone();
@@ -414,6 +441,19 @@ mod tests {
             (Settings { accumulate: 65_537, ..tiny.clone() }, "accumulate must be from 1 to 65536, found 65537"),
             (Settings { batch: 1 << 20, ..tiny.clone() }, "batch must be from 1 to 65536, found 1048576"),
             (Settings { eval_tokens: 0, ..tiny.clone() }, "eval_tokens must be from 1 to 4294967296, found 0"),
+            (
+                Settings { cem_attention: "rubbish".into(), ..tiny.clone() },
+                "cem_attention must be a list of `cem` and `plain`, found `rubbish` in `rubbish`",
+            ),
+            (
+                Settings { cem_mlp: "cem,plain".into(), ..tiny.clone() },
+                "cem_mlp must name one kind for all layers or 4, found 2",
+            ),
+            (Settings { cem_width: "lama".into(), ..tiny.clone() }, "unknown cem_width `lama`; did you mean `llama`?"),
+            (
+                Settings { feature_map: "elu2".into(), ..tiny.clone() },
+                "unknown feature map `elu2`; did you mean `elu1`?",
+            ),
             (Settings { val_fraction: -1.0, ..tiny.clone() }, "the validation fraction is -1"),
             (Settings { val_fraction: 1e308, ..tiny.clone() }, "expected 0 <= fraction < 1"),
             (Settings { val_fraction: f64::NAN, ..tiny }, "expected 0 <= fraction < 1"),

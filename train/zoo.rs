@@ -89,9 +89,9 @@ impl Suite {
 
 /// The suite that a model belongs to.
 pub fn suite_of(name: &str) -> Suite {
-    if name == "llama" || variant_of(name).is_some() {
+    if name == "llama" || name.parse::<CemVariant>().is_ok() {
         Suite::Cem
-    } else if name == "decoder" || name == "encoder-decoder" || double_variant_of(name).is_some() {
+    } else if name == "decoder" || name == "encoder-decoder" || name.parse::<DoubleVariant>().is_ok() {
         Suite::Double
     } else {
         Suite::Tango
@@ -121,11 +121,31 @@ pub fn checked(name: &str) -> Result<String> {
 
 /// The sentence for a name that no model has.
 fn unknown_model(name: &str) -> Error {
-    let found = variant_of(name).map(|found| found.to_string());
-    match found.or_else(|| double_variant_of(name).map(|found| found.to_string())) {
-        Some(found) => Error::new(format!("unknown model `{name}`; did you mean `{found}`?")),
+    let found = (variant_of(name).map(|found| found.map(|found| found.to_string())))
+        .or_else(|| double_variant_of(name).map(|found| found.map(|found| found.to_string())))
+        .or_else(|| wrong_window(name).map(Err));
+    match found {
+        Some(Ok(found)) => Error::new(format!("unknown model `{name}`; did you mean `{found}`?")),
+        Some(Err(why)) => Error::new(format!("model `{name}`: {why}")),
         None => Error::new(unknown("model", name, &model_names())),
     }
+}
+
+/// What is wrong with the number in a name as that of [`variant`], if it is such a name.
+fn wrong_window(name: &str) -> Option<String> {
+    let (map, size) = name.strip_prefix("wango-")?.split_once('-')?;
+    map.parse::<FeatureMap>().ok()?;
+    counted("window", size, LARGEST)?.err()
+}
+
+/// The number that `digits` are, if they are digits.
+///
+/// # Errors
+/// A sentence when it is out of the range.
+fn counted(what: &str, digits: &str, most: usize) -> Option<std::result::Result<usize, String>> {
+    let digits = Some(digits).filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()))?;
+    let number = digits.parse().ok().filter(|n| (1..=most).contains(n));
+    Some(number.ok_or_else(|| format!("{what} must be from 1 to {most}, found {digits}")))
 }
 
 /// The name of WANGO with this feature map and window, whatever the settings say.
@@ -197,34 +217,61 @@ impl FromStr for CemVariant {
 
     /// Takes one spelling for one model: that of the display.
     fn from_str(name: &str) -> std::result::Result<CemVariant, ()> {
-        variant_of(name).filter(|found| found.to_string() == name).ok_or(())
+        variant_of(name).and_then(std::result::Result::ok).filter(|found| found.to_string() == name).ok_or(())
     }
 }
 
-/// What a name means whose parts may stand in another order or say what is as usual.
-fn variant_of(name: &str) -> Option<CemVariant> {
+/// The least and the largest step size at the start.
+const ETAS: (f64, f64) = (1e-6, 1e3);
+
+/// What a name means whose parts may stand in another order or say what is as usual; `None` when it is none of these.
+///
+/// # Errors
+/// A sentence when a number in it is out of its range.
+fn variant_of(name: &str) -> Option<std::result::Result<CemVariant, String>> {
     let mut found = CemVariant { half: Half::Both, steps: 1, diagonal: Diagonal::Shared, rank: None, eta: 1.0 };
-    for part in name.strip_prefix("cem")?.split('-').skip(1) {
-        let number = |prefix: &str| part.strip_prefix(prefix)?.parse::<usize>().ok();
+    let mut wrong = None;
+    let mut rest = name.strip_prefix("cem")?;
+    while !rest.is_empty() {
+        rest = rest.strip_prefix('-')?;
+        if let Some((eta, after)) = rest.strip_prefix("eta").and_then(leading_number) {
+            let text = &rest[3..rest.len() - after.len()];
+            (found.eta, rest) = (eta, after);
+            if !(ETAS.0..=ETAS.1).contains(&eta) {
+                wrong = wrong.or(Some(format!("eta must be from {} to {}, found {text}", ETAS.0, ETAS.1)));
+            }
+            continue;
+        }
+        let part = &rest[..rest.find('-').unwrap_or(rest.len())];
+        rest = &rest[part.len()..];
+        let mut number = |prefix: &str, what: &str, most: usize| {
+            let number = counted(what, part.strip_prefix(prefix)?, most)?;
+            Some(number.unwrap_or_else(|why| {
+                wrong = wrong.take().or(Some(why));
+                1
+            }))
+        };
         match part {
             "attention" => found.half = Half::Attention,
             "mlp" => found.half = Half::Mlp,
             _ => {
                 if let Some(&diagonal) = Diagonal::ALL.iter().find(|d| d.name() == part) {
                     found.diagonal = diagonal;
-                } else if let Some(steps) = number("t") {
+                } else if let Some(steps) = number("t", "steps", MAX_DESCENT_STEPS) {
                     found.steps = steps;
-                } else if let Some(rank) = number("r") {
-                    found.rank = Some(rank);
                 } else {
-                    found.eta = part.strip_prefix("eta")?.parse().ok()?;
+                    found.rank = Some(number("r", "the preconditioner's rank", LARGEST)?);
                 }
             }
         }
     }
-    let head = name.split('-').next()?;
-    let sensible = (1..=MAX_DESCENT_STEPS).contains(&found.steps) && found.eta.is_finite() && found.eta > 0.0;
-    (head == "cem" && sensible && found.rank != Some(0)).then_some(found)
+    Some(wrong.map_or(Ok(found), Err))
+}
+
+/// The number at the start of `text`, up to the end or a hyphen that is not its own, and what follows it.
+fn leading_number(text: &str) -> Option<(f64, &str)> {
+    let ends = [text.len()].into_iter().chain(text.rmatch_indices('-').map(|(at, _)| at));
+    ends.map(|end| text.split_at(end)).find_map(|(number, after)| Some((number.parse().ok()?, after)))
 }
 
 /// What a name that begins with `double` says.
@@ -259,13 +306,14 @@ impl FromStr for DoubleVariant {
 
     /// Takes one spelling for one model: that of the display.
     fn from_str(name: &str) -> std::result::Result<DoubleVariant, ()> {
-        double_variant_of(name).filter(|found| found.to_string() == name).ok_or(())
+        double_variant_of(name).and_then(std::result::Result::ok).filter(|found| found.to_string() == name).ok_or(())
     }
 }
 
 /// As [`variant_of`], of a double decoder.
-fn double_variant_of(name: &str) -> Option<DoubleVariant> {
+fn double_variant_of(name: &str) -> Option<std::result::Result<DoubleVariant, String>> {
     let mut found = DoubleVariant { sampling: SAMPLINGS[0], separate_kv: false, loops: 1 };
+    let mut wrong = None;
     let mut parts = name.split('-');
     if parts.next() != Some("double") {
         return None;
@@ -276,10 +324,13 @@ fn double_variant_of(name: &str) -> Option<DoubleVariant> {
         } else if part == "separate" {
             found.separate_kv = true;
         } else {
-            found.loops = part.strip_prefix("loops")?.parse().ok()?;
+            match counted("loops", part.strip_prefix("loops")?, MAX_APPLICATIONS)? {
+                Ok(loops) => found.loops = loops,
+                Err(why) => wrong = Some(why),
+            }
         }
     }
-    (1..=MAX_APPLICATIONS).contains(&found.loops).then_some(found)
+    Some(wrong.map_or(Ok(found), Err))
 }
 
 impl Settings {
@@ -470,6 +521,12 @@ impl Settings {
         if half != Half::Attention {
             config.mlp = kinds("cem_mlp", &self.cem_mlp, MlpKind::Cem, MlpKind::Swiglu)?;
         }
+        if !config.has_energy() {
+            let all = [("cem_attention", &self.cem_attention, Half::Mlp), ("cem_mlp", &self.cem_mlp, Half::Attention)];
+            let own = all.iter().filter(|(.., other)| half != *other);
+            let own: Vec<String> = own.map(|(key, list, _)| format!("{key} is `{list}`")).collect();
+            return Err(Error::new(format!("model `{name}`: no layer descends: {}; that is `llama`", own.join(", "))));
+        }
         match self.cem_width.as_str() {
             "own" => self.solved(name, Architecture::Cem(config), n_vocab),
             "llama" => {
@@ -486,6 +543,20 @@ impl Settings {
     /// Whether the size of the model `name` is solved for [`Settings::params`].
     pub fn sizes(&self, name: &str) -> bool {
         self.cem_width == "own" || name.parse::<CemVariant>().is_err()
+    }
+
+    /// Whether the settings of single models mean something, whichever model is meant.
+    pub(crate) fn check_kinds(&self) -> Result<()> {
+        for (key, list) in [("cem_attention", &self.cem_attention), ("cem_mlp", &self.cem_mlp)] {
+            let (found, blocks) = (kinds(key, list, true, false)?.len(), self.blocks);
+            if found != 1 && found != blocks {
+                return Err(Error::new(format!("{key} must name one kind for all layers or {blocks}, found {found}")));
+            }
+        }
+        if !CEM_WIDTHS.contains(&self.cem_width.as_str()) {
+            return Err(Error::new(unknown("cem_width", &self.cem_width, &CEM_WIDTHS)));
+        }
+        self.feature_map().map(drop)
     }
 
     fn feature_map(&self) -> Result<FeatureMap> {
@@ -531,6 +602,8 @@ mod tests {
         }
         assert!(settings.model("wango-elu1-0", 256).unwrap_err().to_string().contains("at least 1"));
         assert!(settings.model("wango-elu1-9999999", 256).unwrap_err().to_string().contains("window must be from 1"));
+        let error = checked("wango-elu1-99999999999999999999").unwrap_err().to_string();
+        assert!(error.contains("window must be from 1 to 1048576, found 99999999999999999999"), "{error}");
         let plain = Settings { window: 8, feature_map: "taylor2".into(), ..settings.clone() };
         assert_eq!(settings.model("wango-taylor2-8", 256).unwrap(), plain.model("wango", 256).unwrap());
         for name in ["cem-t1", "cem-mlp-t3", "cem-attention-t2-none", "cem-t8-per_head-r2-eta0.25"] {
@@ -542,9 +615,21 @@ mod tests {
             ("cem-t01", "did you mean `cem-t1`?"),
             ("cem-r4-t2", "did you mean `cem-t2-r4`?"),
             ("cem-t2-shared", "did you mean `cem-t2`?"),
-            ("cem-t0", "unknown model `cem-t0`"),
-            ("cem-t1-r0", "unknown model `cem-t1-r0`"),
-            ("cem-t1-eta-1", "unknown model `cem-t1-eta-1`"),
+            ("cem-t0", "model `cem-t0`: steps must be from 1 to 1024, found 0"),
+            ("cem-t1000000", "steps must be from 1 to 1024, found 1000000"),
+            ("cem-mlp-t99999999999999999999", "steps must be from 1 to 1024, found 99999999999999999999"),
+            ("cem-t1-r0", "the preconditioner's rank must be from 1 to 1048576, found 0"),
+            ("cem-t1-eta0", "eta must be from 0.000001 to 1000, found 0"),
+            ("cem-t1-eta-1", "eta must be from 0.000001 to 1000, found -1"),
+            ("cem-t1-eta1e-300", "eta must be from 0.000001 to 1000, found 1e-300"),
+            ("cem-t1-eta1001-r2", "eta must be from 0.000001 to 1000, found 1001"),
+            ("cem-t1-etaNaN", "eta must be from 0.000001 to 1000, found NaN"),
+            ("cem-t1-etainf", "eta must be from 0.000001 to 1000, found inf"),
+            ("cem-t1-eta1e-3", "did you mean `cem-t1-eta0.001`?"),
+            ("cem-eta5e-1-t2-r4", "did you mean `cem-t2-r4-eta0.5`?"),
+            ("cem-t", "unknown model `cem-t`"),
+            ("cem-t1-", "unknown model `cem-t1-`"),
+            ("cem-t1-eta", "unknown model `cem-t1-eta`"),
             ("cemt1", "unknown model `cemt1`"),
             ("cem-t1-x", "unknown model `cem-t1-x`"),
         ] {
@@ -579,6 +664,16 @@ mod tests {
         assert_eq!((c.attention, c.mlp), (vec![AttentionKind::Mha, AttentionKind::Cem], vec![MlpKind::Cem]));
         let Architecture::Cem(c) = architecture(&settings, "cem-mlp-t2") else { panic!() };
         assert_eq!(c.attention, [AttentionKind::Mha]);
+        for (list, phrase) in [("plain", "cem_attention is `plain`"), ("plain,plain", "cem_attention is `plain,plain`")]
+        {
+            settings.cem_attention = list.into();
+            for (name, other) in [("cem-t2", ", cem_mlp is `plain`"), ("cem-attention-t2", "")] {
+                let all = Settings { cem_mlp: "plain".into(), ..settings.clone() };
+                let error = all.model(name, 256).unwrap_err().to_string();
+                assert_eq!(error, format!("model `{name}`: no layer descends: {phrase}{other}; that is `llama`"));
+            }
+            settings.model("cem-t2", 256).unwrap();
+        }
         for (list, phrase) in [
             ("cem,cem,cem", "attention must name one kind for all layers or 2, found 3"),
             ("cem,mha", "cem_attention must be a list of `cem` and `plain`, found `mha` in `cem,mha`"),
@@ -608,7 +703,9 @@ mod tests {
         for (name, hint) in [
             ("double-loops2-separate", "did you mean `double-separate-loops2`?"),
             ("double-random_uniform", "did you mean `double`?"),
-            ("double-loops0", "unknown model `double-loops0`"),
+            ("double-loops0", "model `double-loops0`: loops must be from 1 to 1024, found 0"),
+            ("double-loops1025", "loops must be from 1 to 1024, found 1025"),
+            ("double-loops", "unknown model `double-loops`"),
             ("double-x", "unknown model `double-x`"),
             ("doubled", "unknown model `doubled`"),
         ] {

@@ -33,6 +33,11 @@ fn misspelt_words_are_answered_with_the_nearest() {
     );
     fail(2, &["train", "--model", "untid"], &["unknown model `untid`; did you mean `untied`?"]);
     fail(2, &["compare", "tango", "--steps", "many"], &["invalid value 'many'", "--steps"]);
+    fail(
+        2,
+        &["gp", "--points", "-1"],
+        &["error: invalid value '-1' for '--points <N>': expected a whole number from 0 to 18446744073709551615"],
+    );
     fail(2, &["compare", "tango", "--checkpoint-activations", "maybe"], &["possible values: true, false"]);
     fail(
         1,
@@ -155,6 +160,18 @@ fn case_42_the_file_and_the_options() {
     with("stepz = 3", &["c.toml`: unknown setting `stepz`; did you mean `steps`?"]);
     with("modles = [\"tango\"]", &["c.toml`: unknown setting `modles`; did you mean `models`?"]);
     with("warmup = \"soon\"", &["c.toml`: setting `warmup`: invalid type: string \"soon\""]);
+    with("steps = -1", &["c.toml`: setting `steps` must be a whole number from 0, found -1"]);
+    with("cem_width = \"lama\"", &["c.toml`: unknown cem_width `lama`; did you mean `llama`?"]);
+    with(
+        "cem_attention = \"rubbish\"",
+        &["c.toml`: cem_attention must be a list of `cem` and `plain`, found `rubbish`"],
+    );
+    with(
+        "cem_mlp = [\"cem\", \"plain\", \"cem\"]",
+        &["c.toml`: cem_mlp must name one kind for all layers or 2, found 3"],
+    );
+    with("cem_mlp = [1]", &["c.toml`: setting `cem_mlp` must be a text in quotes or a list of them, found [1]"]);
+    with("feature_map = \"elu2\"", &["c.toml`: unknown feature map `elu2`"]);
     with("lr = -1.0", &["c.toml`: lr must be a positive number, found -1"]);
     with("blocks = 5000", &["c.toml`: blocks must be from 1 to 1024"]);
     with("models = [\"tangoo\"]", &["c.toml`: unknown model `tangoo`; did you mean `tango`?"]);
@@ -170,6 +187,11 @@ fn case_42_the_file_and_the_options() {
         &["c.toml`: unknown preset `tinny`; did you mean `tiny`?"],
     );
     fail(1, &compare(&["--config", &dir.path("none.toml")]), &["cannot read the configuration", "none.toml"]);
+
+    let list = config("cem_attention = [\"plain\", \"cem\"]\nmodel = \"cem-t1\"\nsteps = 1");
+    let listed = dir.path("listed");
+    succeed(&["train", "--preset", "nano", "--config", &list, "--out", &listed]);
+    assert_eq!(json(&dir.path("listed/results.json"))["settings"]["cem_attention"], "plain,cem");
 
     let file = "checkpoint_activations = true\nseed = 5\nmodels = \"untied\"\nlr = 1e-3\n";
     let said = succeed(&compare(&[
@@ -236,6 +258,46 @@ fn folders_in_use_are_left_alone() {
     fail(1, &compare(&["--out", &foreign]), &["is not empty and holds no run", "thesis.txt", "--out"]);
     let file = dir.file("file", "x");
     fail(1, &compare(&["--out", &file]), &["is a file"]);
+    std::fs::create_dir_all(dir.path("folder/results.json")).unwrap();
+    for more in [&[][..], &["--resume"], &["--restart"]] {
+        let folder = dir.path("folder");
+        let args = [&compare(&["--out", &folder])[..], more].concat();
+        fail(1, &args, &["folder/results.json` is damaged, or no run of kumiki's wrote it: it is a folder; remove it"]);
+    }
+}
+
+/// A rename would put a file in the place of a pipe or of a link.
+#[cfg(unix)]
+#[test]
+fn pictures_and_prefixes_take_no_other_places_than_files() {
+    let dir = Scratch::new();
+    let (pipe, link) = (dir.path("pipe.svg"), dir.path("link.svg"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let says = "pipe.svg` is no regular file; expected a place for a picture";
+    let quick = ["inference", "--preset", "nano", "--models", "gau", "--seq", "8", "--tokens", "1"];
+    let energy = ["cem", "energy", "--model", "cem-t1", "--tokens", "64"];
+    let steps = ["cem", "steps", "--model", "cem-t1", "--tokens", "64", "--most", "1"];
+    let scaling = ["bench", "scaling", "--preset", "nano", "--models", "gau", "--seq", "8", "--rounds", "1"];
+    for command in [&quick[..], &energy, &steps, &scaling] {
+        let said = fail(1, &[command, &["--out", &pipe]].concat(), &[says]);
+        assert_eq!(said.lines().count(), 1, "nothing may be measured before: {said}");
+    }
+    let double = ["train", "--model", "double", "--preset", "nano", "--steps", "1", "--out"];
+    succeed(&[&double[..], &[&dir.path("run")]].concat());
+    let checkpoint = dir.path("run/double");
+    let prefix = ["prefix", "save", "--checkpoint", &checkpoint, "--prompt", "a", "--out"];
+    fail(1, &[&prefix[..], &[&pipe]].concat(), &["cannot write", "pipe.svg`: it is no regular file"]);
+    use std::os::unix::fs::FileTypeExt as _;
+    assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+
+    std::os::unix::fs::symlink("target.svg", &link).unwrap();
+    let mine = dir.file("target.svg.partial", "mine");
+    for _ in 0..2 {
+        succeed(&[&energy[..], &["--out", &link]].concat());
+    }
+    assert!(std::path::Path::new(&link).is_symlink());
+    assert!(std::fs::read_to_string(dir.path("target.svg")).unwrap().starts_with("<svg"));
+    assert_eq!(std::fs::read_to_string(mine).unwrap(), "mine");
 }
 
 #[test]

@@ -56,7 +56,9 @@ fn a_comparison_then_other_steps_and_a_look_inside() {
     assert_eq!(losses.len(), 5);
     assert_eq!(losses[0]["nll"], losses[3]["nll"], "a tolerance that nothing reaches leaves one step");
     assert!(losses.iter().all(|one| one["mean_steps"].as_f64().unwrap() <= 3.0));
-    assert!(exists(&svg) && succeed(&args).out.contains("3 steps"));
+    let said = succeed(&[&args[..], &["--energy-tol", "1e300"]].concat()).out;
+    assert!(exists(&svg) && said.contains("\n1 step ") && said.contains("\n3 steps "), "{said}");
+    assert!(said.contains("at most 3, tolerance 1e300 "), "{said}");
 
     // Other steps than Llama has.
     let llama = dir.path("run/llama");
@@ -106,8 +108,15 @@ fn what_is_wrong_is_a_sentence() {
         assert!(!exists(&out));
     };
     train("cem-t1-r33", &[], 1, "the preconditioner's rank must be from 1 to d_model=32, found 33");
-    train("cem-t1-r0", &[], 2, "unknown model `cem-t1-r0`");
-    train("cem-t0", &[], 2, "unknown model `cem-t0`");
+    train("cem-t1-r0", &[], 2, "model `cem-t1-r0`: the preconditioner's rank must be from 1");
+    train("cem-t0", &[], 2, "model `cem-t0`: steps must be from 1 to 1024, found 0");
+    train("cem-t1-eta0", &[], 2, "model `cem-t1-eta0`: eta must be from 0.000001 to 1000, found 0");
+    train("cem-t1-eta1e-3", &[], 2, "did you mean `cem-t1-eta0.001`?");
+    let plain = ["--cem-attention", "plain", "--cem-mlp", "plain"];
+    train("cem-t2", &plain, 1, "no layer descends: cem_attention is `plain`, cem_mlp is `plain`; that is `llama`");
+    for model in ["tango", "llama", "cem-mlp-t1"] {
+        train(model, &["--cem-attention", "rubbish"], 1, "cem_attention must be a list of `cem` and `plain`");
+    }
     train("cem-t2-shared", &[], 2, "did you mean `cem-t2`?");
     train("cem-t1", &["--cem-mlp", "cem,cem,cem"], 1, "mlp must name one kind for all layers or 2, found 3");
     train("cem-t1", &["--cem-mlp", "swiglu"], 1, "cem_mlp must be a list of `cem` and `plain`, found `swiglu`");
@@ -117,12 +126,20 @@ fn what_is_wrong_is_a_sentence() {
     let energy = |more: &[&str], code: i32, phrase: &str| {
         fail(code, &[&["cem", "energy", "--out", &svg], more].concat(), &[phrase]);
     };
-    energy(&[], 2, "--checkpoint");
+    energy(&[], 2, "<--checkpoint <DIR>|--model <NAME>>");
+    energy(&["--checkpoint", "x", "--model", "cem-t1"], 2, "cannot be used with");
+    energy(
+        &["--checkpoint", "x", "--preset", "tiny"],
+        2,
+        "the argument '--checkpoint <DIR>' cannot be used with '--preset <PRESET>'",
+    );
     energy(&["--model", "cem-t1", "--steps", "0"], 1, "--steps must be from 1 to 1024, found 0");
     energy(&["--model", "cem-t1", "--tokens", "0"], 1, "--tokens must be at least 1");
     energy(&["--model", "tango"], 1, "no layer that descends");
     let steps = |more: &[&str], phrase: &str| {
-        fail(1, &[&["cem", "steps", "--model", "cem-t1", "--tokens", "64", "--out", &svg], more].concat(), &[phrase]);
+        let base = ["cem", "steps", "--model", "cem-t1", "--tokens", "64", "--out", &svg];
+        let said = fail(1, &[&base[..], more].concat(), &[phrase]);
+        assert_eq!(said.lines().count(), 1, "nothing may be measured before: {said}");
     };
     steps(&["--most", "0"], "--most must be from 1 to 1024, found 0");
     steps(&["--most", "1", "--energy-tol", "-1"], "--energy-tol must be a number from 0, found -1");

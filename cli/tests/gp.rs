@@ -34,6 +34,10 @@ fn a_nano_run_learns_and_leaves_everything() {
         assert!(said.out.contains(word), "no {word} in {}", said.out);
     }
     assert!(said.err.contains("with seed 1:") && said.err.contains("300 steps in"), "{}", said.err);
+    let lines: Vec<&str> = said.err.lines().collect();
+    assert!(lines[0].starts_with("in-context regression, preset nano: 300 steps of 256 points each"), "{}", said.err);
+    assert_eq!(lines[1], "measuring the exact posterior on 128 held-out functions");
+    assert_eq!(lines[lines.len() - 1], "drawing the pictures");
     let results = json(&dir.path("run/results.json"));
     assert_eq!((&results["finished"], &results["experiment"]), (&true.into(), &"gp".into()));
     let floor = &results["floor"];
@@ -124,7 +128,7 @@ fn what_is_out_of_range_is_named() {
         ("--lr", "NaN", "lr must be a positive number, found NaN"),
         ("--clip", "-1", "clip must be a positive number, found -1"),
         ("--weight-decay", "-1", "weight_decay must be 0 or more, found -1"),
-        ("--heads", "3", "found 3 heads"),
+        ("--heads", "3", "heads must divide d_model=16 into even widths, found 3 heads"),
         ("--d-model", "0", "d_model must be from 1"),
         ("--blocks", "0", "blocks must be from 1 to 1024, found 0"),
         ("--params", "10", "out of reach"),
@@ -138,11 +142,15 @@ fn what_is_out_of_range_is_named() {
         (["--models", "transfomer"], "'transformer'"),
         (["--preset", "tinny"], "'tiny'"),
         (["--nois", "1"], "'--noise'"),
-        (["--steps", "-1"], "invalid value '-1'"),
+        (["--steps", "-1"], "invalid value '-1' for '--steps <N>': expected a whole number from 0"),
         (["--seeds", "x"], "invalid value 'x'"),
         (["--resume", "--restart"], "cannot be used with"),
     ] {
         fail(2, &gp(&args), &[phrase]);
+    }
+    for models in ["transformer", "cem-t1"] {
+        let args = gp(&["--out", &out, "--heads", "3", "--models", models]);
+        fail(1, &args, &["heads must divide d_model=16 into even widths, found 3 heads"]);
     }
     let file = dir.file("file", "x");
     fail(1, &gp(&["--out", &file]), &["is a file"]);
@@ -159,12 +167,15 @@ fn extremes_that_are_allowed_work() {
         &["--length-scale-min", "0.3", "--length-scale-max", "0.3", "--x-range", "1e-6"],
         &["--length-scale-min", "1e-6", "--x-range", "1e6"],
         &["--eval-functions", "1", "--batch", "1"],
+        &["--params", "1500"],
     ]
     .iter()
     .enumerate()
     {
         let out = dir.path(&n.to_string());
-        succeed(&gp(&[&["--out", &out], *more].concat()));
+        let said = succeed(&gp(&[&["--out", &out], *more].concat()));
+        let note = "note: `transformer` has 2208 parameters where 1500 were asked for";
+        assert_eq!(said.err.contains(note), more.contains(&"1500"), "{}", said.err);
         assert!(exists(&format!("{out}/functions.svg")), "{more:?}");
     }
 }
@@ -223,8 +234,12 @@ fn runs_are_resumed_extended_and_never_overwritten() {
     let compare = dir.path("compare");
     let quick = ["compare", "tango", "--preset", "nano", "--steps", "2", "--models", "tango", "--eval-tokens", "64"];
     succeed(&[&quick[..], &["--out", &compare]].concat());
-    fail(1, &gp(&["--out", &compare, "--resume"]), &["its experiment must be \"gp\", found \"compare tango\""]);
-    fail(1, &[&quick[..], &["--out", &out, "--resume"]].concat(), &["results.json` cannot be resumed from"]);
+    fail(1, &gp(&["--out", &compare, "--resume"]), &["its experiment must be `gp`, found `compare tango`"]);
+    fail(
+        1,
+        &[&quick[..], &["--out", &out, "--resume"]].concat(),
+        &["results.json` cannot be resumed from: its experiment must be `compare tango`, found `gp`"],
+    );
 }
 
 #[test]

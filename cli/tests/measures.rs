@@ -33,8 +33,19 @@ fn macs_at_the_papers_scale() {
     assert!((pair(&full) / pair(&causal) - 2.0).abs() < 1e-3);
     let text = succeed(&["macs"]).out;
     assert!(["tango", "flash", "9.45 T", "state", "all T·T pairs"].iter().all(|word| text.contains(word)), "{text}");
+    // Halves are compared with the Llama of as many layers.
+    let table = |blocks| succeed(&["macs", "--suite", "cem", "--models", "llama,cem-t1", "--blocks", blocks]).out;
+    let both = table("2,4");
+    for blocks in ["2", "4"] {
+        let brackets = |text: &str| -> Vec<String> {
+            let mine = text.lines().filter(|line| line.split_whitespace().nth(1) == Some(blocks));
+            mine.flat_map(|line| line.split_whitespace().filter(|w| w.starts_with('(')).map(str::to_owned)).collect()
+        };
+        assert_eq!((brackets(&both), brackets(&both).len()), (brackets(&table(blocks)), 4), "{both}");
+    }
     for (args, phrase) in [
-        (&["--seq", "0"][..], "--seq must be from 1"),
+        (&["--models", "tango,wango,tango"][..], "model `tango` is named twice"),
+        (&["--seq", "0"], "--seq must be from 1"),
         (&["--seq", "-1"], "invalid value '-1'"),
         (&["--vocab", "0"], "--vocab must be from 1"),
         (&["--blocks", "0"], "blocks must be from 1"),
@@ -69,6 +80,10 @@ fn inference_prints_a_table_and_draws() {
     assert_eq!(4 * bytes("tango", 64), bytes("tango", 256));
     fail(1, &[&base[..], &["0", "--out", &out]].concat(), &["--seq must be from 1 to 1048576, found 0"]);
     fail(1, &["inference", "--tokens", "0", "--out", &out], &["--tokens must be from 1"]);
+    for command in [&["inference"][..], &["bench", "scaling"]] {
+        let args = [command, &["--models", "gau,gau", "--out", &out]].concat();
+        fail(1, &args, &["model `gau` is named twice"]);
+    }
     let paper = ["inference", "--preset", "paper", "--models", "tango", "--seq", "1000000", "--out", &out];
     fail(1, &paper, &["inference with `tango` needs at least", "lower --seq"]);
     fail(

@@ -60,7 +60,7 @@ impl DoubleDecoderConfig {
 
     /// Layers with parameters of their own.
     pub fn layers(&self) -> usize {
-        self.context_layers + self.generation_layers
+        self.context_layers.saturating_add(self.generation_layers)
     }
 
     /// What is wrong with the sizes, if anything.

@@ -49,7 +49,8 @@ pub struct EncoderDecoderConfig {
 impl EncoderDecoderConfig {
     fn layer(&self) -> GeluConfig {
         let &EncoderDecoderConfig { d_model, heads, d_ff, rope_base, .. } = self;
-        GeluConfig { d_model, heads, d_ff, applications: self.encoder_layers + self.decoder_layers, rope_base }
+        let applications = self.encoder_layers.saturating_add(self.decoder_layers);
+        GeluConfig { d_model, heads, d_ff, applications, rope_base }
     }
 
     /// What is wrong with the sizes, if anything.

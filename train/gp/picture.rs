@@ -9,6 +9,7 @@ use super::evaluate::predict_at;
 use super::exact::{Exact, Prediction};
 use super::kernel::Prior;
 use super::run::{Cell, Results};
+use crate::axis::significant;
 use crate::chart::{self, Line, Mark, Panel, Scale};
 use crate::folder::{FUNCTIONS, RMSE};
 use crate::{Result, checkpoint};
@@ -67,8 +68,10 @@ fn errors(results: &Results) -> [Panel; 2] {
 fn function(prior: &Prior, n: usize, models: &[(&str, SequenceRegressor)]) -> Result<Panel> {
     let at = |i: usize| prior.x_range * (2.0 * i as f64 / (GRID - 1) as f64 - 1.0);
     let grid: Vec<f64> = (0..GRID).map(at).collect();
-    let (function, truth) = prior.draw(&Rng::new(0).fork("gp shown").fork(&n.to_string()), &grid)?;
     let given = GIVEN.min(prior.points - 1);
+    // Time grows with the third power of the points, and more than the given ones are not shown.
+    let few = Prior { points: given.max(1), ..prior.clone() };
+    let (function, truth) = few.draw(&Rng::new(0).fork("gp shown").fork(&n.to_string()), &grid)?;
     let (x, y) = (&function.x[..given], &function.y[..given]);
     let exact = Exact::of(x, y, function.length, prior.noise)?;
     let posterior: Vec<Prediction> = grid.iter().map(|&x| exact.at(x)).collect();
@@ -79,7 +82,7 @@ fn function(prior: &Prior, n: usize, models: &[(&str, SequenceRegressor)]) -> Re
     lines.push(Line { band: [edge(-2.0), edge(2.0)], ..line("exact posterior ± 2 sd", edge(0.0)) });
     lines.push(line("true function", over(&mut truth.into_iter())));
     let observed = x.iter().copied().zip(y.iter().copied()).collect();
-    lines.push(Line { mark: Mark::Dots, ..line("observed", observed) });
-    let title = format!("y after {given} points, length scale {:.2}", function.length);
+    lines.push(Line { mark: Mark::Observed, ..line("observed", observed) });
+    let title = format!("y after {given} points, length scale {}", significant(function.length, 2));
     Ok(Panel { title, x: "x".into(), x_scale: Scale::Linear, scale: Scale::Linear, lines })
 }

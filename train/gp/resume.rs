@@ -1,6 +1,5 @@
 //! What an interrupted or a finished run of `gp` leaves for the one that continues it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use kumiki_tensor::DType;
@@ -9,6 +8,7 @@ use super::run::{Cell, EXPERIMENT, Plan, Results, Row};
 use super::settings::Settings;
 use crate::folder::{LOG, RESULTS, clear_models};
 use crate::log::{self, Record};
+use crate::resume::{check_distinct, results_of, unusable};
 use crate::run::Machine;
 use crate::{Error, Result, checkpoint};
 
@@ -28,25 +28,21 @@ fn is_of(record: &Record, cell: &Cell) -> bool {
 /// Reads the run in `folder`.
 ///
 /// # Errors
-/// When `results.json` or the log is missing, damaged, of another experiment or version, or they do not agree.
+/// As [`results_of`]; also when the log is missing or damaged, or they do not agree.
 pub(crate) fn read(folder: &Path) -> Result<Old> {
     let path = folder.join(RESULTS);
-    if !path.is_file() {
-        return Err(Error::new(format!(
-            "`{}` has no {RESULTS}, so there is nothing to resume; replace what is there with --restart",
-            folder.display()
-        )));
+    let mut results: Results = results_of(folder, EXPERIMENT)?;
+    let failed = |why: &dyn std::fmt::Display| unusable(&path, why);
+    check_distinct(&path, &results.rows.iter().map(|row| row.cell.clone()).collect::<Vec<_>>())?;
+    let points = results.plan.settings.prior.points;
+    for Row { cell, trained, .. } in &results.rows {
+        let found = trained.errors.by_observed.len();
+        if found != points {
+            return Err(failed(&format!(
+                "by_observed of {cell} must have {points} numbers, one for each point, found {found}"
+            )));
+        }
     }
-    let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
-    let failed =
-        |why: &dyn std::fmt::Display| Error::new(format!("`{}` cannot be resumed from: {why}", path.display()));
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
-    if value["experiment"] != EXPERIMENT {
-        let found = &value["experiment"];
-        return Err(failed(&format!("its experiment must be \"{EXPERIMENT}\", found {found}; --out another folder")));
-    }
-    let mut results: Results = serde_json::from_value(value)
-        .map_err(|e| failed(&format!("{e}; expected the results of this version of kumiki")))?;
     let log = folder.join(LOG);
     // Before the first step there may be no log yet.
     let records = if log.is_file() || !results.rows.is_empty() { log::read(&log)? } else { vec![] };
@@ -133,6 +129,8 @@ impl Old {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
     use crate::gp::kernel::Prior;
     use crate::gp::run::Run;
     use crate::run::Existing;
@@ -147,7 +145,7 @@ mod tests {
 
     /// Trains up to `most` cells, and finishes when that is all.
     fn train(plan: Plan, folder: &Path, existing: Existing, most: usize) -> Run {
-        let mut run = Run::begin(plan, folder, existing).unwrap();
+        let mut run = Run::begin(plan, folder, existing, &mut |_| {}).unwrap();
         let cells = run.cells();
         cells.iter().take(most).for_each(|cell| run.train(cell, &mut |_| {}).unwrap());
         if cells.len() <= most {
@@ -161,9 +159,24 @@ mod tests {
     fn refused(plan: Plan, folder: &Path) -> String {
         let files = || ["results.json", "log.jsonl"].map(|name| fs::read(folder.join(name)).ok());
         let before = files();
-        let error = Run::begin(plan, folder, Existing::Resume).err().expect("must be refused").to_string();
+        let error = Run::begin(plan, folder, Existing::Resume, &mut |_| {}).err().expect("must be refused").to_string();
         assert!(files() == before, "{error}");
         error
+    }
+
+    #[test]
+    fn models_that_come_no_nearer_to_the_size_are_named_before_anything_is_measured() {
+        let dir = Scratch::new();
+        let mut plan = plan(&[0]);
+        plan.settings.params = 1500;
+        let (out, mut asked) = (dir.path().join("out"), 0);
+        let run = Run::begin(plan, &out, Existing::Refuse, &mut |_| {
+            assert!(!out.exists());
+            asked += 1;
+        });
+        let notes = run.unwrap().notes.join("; ");
+        let expected = "`transformer` has 2208 parameters where 1500 were asked for: with d_model 16 and 2 blocks";
+        assert!(asked == 1 && notes.starts_with(expected), "{notes}");
     }
 
     #[test]
@@ -221,8 +234,21 @@ mod tests {
             fs::write(&path, good).unwrap();
         };
         damage(RESULTS, "", "{", &["results.json` is damaged"]);
-        damage(RESULTS, "\"experiment\": \"gp\"", "\"experiment\": \"x\"", &["experiment must be \"gp\", found \"x\""]);
+        damage(RESULTS, "\"experiment\": \"gp\"", "\"experiment\": \"x\"", &["experiment must be `gp`, found `x`"]);
         damage(RESULTS, "\"floor\"", "\"roof\"", &["missing field `floor`; expected the results of this version"]);
+        let edited = |edit: &dyn Fn(&mut Results)| {
+            let mut results: Results = serde_json::from_slice(&fs::read(out.join(RESULTS)).unwrap()).unwrap();
+            edit(&mut results);
+            serde_json::to_string(&results).unwrap()
+        };
+        let observed = |n: usize| edited(&|r: &mut Results| r.rows[0].trained.errors.by_observed.resize(n, 1.0));
+        for (n, found) in [(0, "found 0"), (5, "found 5"), (7, "found 7")] {
+            let cell =
+                "results.json` cannot be resumed from: by_observed of `transformer` with seed 0 must have 6 numbers";
+            damage(RESULTS, "", &observed(n), &[cell, found]);
+        }
+        let twice = edited(&|r: &mut Results| r.rows.push(r.rows[0].clone()));
+        damage(RESULTS, "", &twice, &["`transformer` with seed 0 has more than one row"]);
         damage(LOG, "", "", &["has 0 of the 3 steps of `transformer` with seed 0"]);
 
         // A model that is lost is trained again, to the same bits.

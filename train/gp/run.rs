@@ -14,6 +14,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kumiki_models::accounting::block_params;
 use serde::{Deserialize, Serialize};
 
 use super::evaluate::{Floor, HeldOut};
@@ -24,7 +25,7 @@ use crate::compare::Event;
 use crate::folder::{self, Found, LOCK, LOG, Lock};
 use crate::log::Writer;
 use crate::memory;
-use crate::run::{Existing, Machine, refuse};
+use crate::run::{Existing, Machine, refuse, size_note};
 use crate::summary::Stat;
 use crate::{Error, Result};
 
@@ -95,6 +96,17 @@ impl Plan {
             Some((_, seed)) => Err(Error::new(format!("seed {seed} is named twice"))),
             None => Ok(()),
         }
+    }
+
+    /// A sentence for every model that cannot have about as many parameters as the others.
+    fn sizes(&self) -> Result<Vec<String>> {
+        let Settings { params, d_model, blocks, .. } = self.settings;
+        let mut notes = vec![];
+        for model in &self.models {
+            let found = block_params(&self.settings.model(model)?.architecture);
+            notes.extend(size_note(model, found, params, d_model, blocks));
+        }
+        Ok(notes)
     }
 
     /// Everything to train, in order.
@@ -197,12 +209,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Takes possession of `folder`, which is made if need be, and measures the floor.
+    /// Takes possession of `folder`, which is made if need be, and measures the floor; `measuring` is called before that,
+    /// which can take long.
     ///
     /// # Errors
     /// When the plan does not hold, the folder has a run and `existing` does not allow for it, one is still at work there,
     /// one cannot be resumed (it was asked something else, or its files are damaged), or it has files that are not a run's.
-    pub fn begin(plan: Plan, folder: &Path, existing: Existing) -> Result<Run> {
+    pub fn begin(plan: Plan, folder: &Path, existing: Existing, measuring: &mut dyn FnMut(&Plan)) -> Result<Run> {
         plan.check()?;
         let resuming = |found: Found| existing == Existing::Resume && found != Found::Nothing;
         // Everything that can be wrong is found before a file is written.
@@ -210,21 +223,23 @@ impl Run {
             resume::read(folder)?.check(&plan)?;
         }
         let held_out = HeldOut::new(&plan.settings.prior, plan.settings.eval_functions, plan.settings.batch);
+        let mut notes = plan.sizes()?;
+        measuring(&plan);
         let floor = held_out.floor()?;
         fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
         let lock = Lock::take(folder)?;
         // Once more, for another run may have come and gone since.
         let found = refuse(folder, existing, true)?;
         let log = folder.join(LOG);
-        let (log, rows, notes) = if resuming(found) {
+        let (log, rows) = if resuming(found) {
             let old = resume::read(folder)?;
             old.check(&plan)?;
-            let notes = old.notes(&plan);
+            notes.extend(old.notes(&plan));
             let rows = old.keep(folder)?;
-            (Writer::append(log)?, rows, notes)
+            (Writer::append(log)?, rows)
         } else {
             folder::clear(folder)?;
-            (Writer::create(log)?, vec![], vec![])
+            (Writer::create(log)?, vec![])
         };
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION").to_owned(), Machine::here());
         let (finished, summary, failed) = (false, vec![], None);

@@ -191,8 +191,19 @@ impl Settings {
         if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
             return Err(Error::new(format!("{name} must be from 1 to {most}, found {size}")));
         }
+        self.check_heads()?;
         self.prior.check()?;
         self.step_config().map(drop)
+    }
+
+    fn check_heads(&self) -> Result<()> {
+        let &Settings { d_model, heads, .. } = self;
+        if !d_model.is_multiple_of(heads.saturating_mul(2)) {
+            return Err(Error::new(format!(
+                "heads must divide d_model={d_model} into even widths, found {heads} heads"
+            )));
+        }
+        Ok(())
     }
 
     /// What an optimiser step does.
@@ -223,6 +234,7 @@ impl Settings {
         let model = MODELS.iter().find(|model| model.name == name);
         let model = model.ok_or_else(|| Error::new(unknown("model", name, &model_names())))?;
         let failed = |e: kumiki_tensor::Error| Error::new(format!("model `{name}`: {e}"));
+        self.check_heads()?;
         let architecture = (model.architecture)(self);
         architecture.check().map_err(failed)?;
         Ok(SequenceRegressorConfig {
@@ -275,6 +287,7 @@ mod tests {
         for (settings, phrase) in [
             (Settings { d_model: 0, ..tiny.clone() }, "d_model must be from 1 to 1048576, found 0"),
             (Settings { blocks: 1025, ..tiny.clone() }, "blocks must be from 1 to 1024, found 1025"),
+            (Settings { heads: 5, ..tiny.clone() }, "heads must divide d_model=64 into even widths, found 5 heads"),
             (Settings { batch: 65_537, ..tiny.clone() }, "batch must be from 1 to 65536, found 65537"),
             (Settings { eval_functions: 0, ..tiny.clone() }, "eval_functions must be from 1 to 16777216, found 0"),
             (Settings { steps: 0, ..tiny.clone() }, "steps must be at least 1, found 0"),
@@ -288,7 +301,26 @@ mod tests {
         }
         for (settings, name, phrase) in [
             (&tiny, "transfomer", "unknown model `transfomer`; did you mean `transformer`?"),
-            (&Settings { heads: 3, ..tiny.clone() }, "transformer", "found 3 heads"),
+            (
+                &Settings { heads: 3, ..tiny.clone() },
+                "transformer",
+                "heads must divide d_model=64 into even widths, found 3",
+            ),
+            (
+                &Settings { heads: 3, ..tiny.clone() },
+                "cem-t2",
+                "heads must divide d_model=64 into even widths, found 3",
+            ),
+            (
+                &Settings { d_model: 18, ..tiny.clone() },
+                "cem-t2",
+                "heads must divide d_model=18 into even widths, found 4",
+            ),
+            (
+                &Settings { d_model: 12, ..tiny.clone() },
+                "cem-t2",
+                "heads must divide d_model=12 into even widths, found 4",
+            ),
             (&Settings { params: 100, ..tiny.clone() }, "transformer", "out of reach"),
         ] {
             let error = settings.model(name).unwrap_err().to_string();

