@@ -96,6 +96,28 @@ proptest! {
 }
 
 #[test]
+fn nothing_leaks_over_many_tiles_or_between_rows() {
+    let (model, time) = (double(1, false, DType::F32), 300);
+    let starts = [vec![70], vec![1, 64, 65, 200, 299], vec![], vec![130, 131, 257]];
+    let blocks = BlockStarts::new(starts.to_vec(), time).unwrap();
+    let logits = |tokens: &Tensor| model.logits(&Tape::inference(), tokens, &blocks).into_value();
+    let all = tokens(4, 4, time);
+    let before = logits(&all);
+    for (row, at) in [(0, 69), (0, 70), (0, 250), (1, 64), (1, 130), (1, 299), (2, 1), (2, 255), (3, 129), (3, 200)] {
+        let mut changed = all.clone();
+        let id = &mut changed.make_mut::<i64>()[row * time + at];
+        *id = (*id + 1) % 11;
+        let after = logits(&changed);
+        for r in 0..4 {
+            let of = |x: &Tensor| x.select(0, r).to_f64_vec();
+            let (before, after) = (of(&before), of(&after));
+            let first = (0..time).find(|t| before[t * 11..(t + 1) * 11] != after[t * 11..(t + 1) * 11]);
+            assert_eq!(first, (r == row).then_some(at), "token {at} of row {row} changed, looked at row {r}");
+        }
+    }
+}
+
+#[test]
 fn the_first_block_never_sees_context() {
     let all = tokens(5, 1, 9);
     let blocks = BlockStarts::new(vec![vec![6]], 9).unwrap();
