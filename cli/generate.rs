@@ -37,6 +37,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> Result<()> {
         let request = self.writing.request(&self.prompt)?;
+        request.check(0)?;
         output::in_pool(|| {
             let mut model = checkpoint::load(&self.checkpoint, DType::F32)?.model;
             let trace = self.steps.apply(&mut model)?;

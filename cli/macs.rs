@@ -283,11 +283,12 @@ impl Args {
         line(&table(&header, &rows.iter().map(cells).collect::<Vec<_>>()))?;
         let (seq, n_vocab) = rows.first().map_or((0, 0), |row| (row.seq, row.n_vocab));
         let counted = if self.pairs == Counting::Full { "all T·T pairs" } else { "pairs that are not masked" };
+        let baseline = rows.iter().any(|row| row.model == "decoder");
         line(&format!(
-            "sequences of {} tokens, {} token ids, {counted}; in brackets: to the decoder-only model of that size\n\
-             {DOUBLE_LEGEND}",
+            "sequences of {} tokens, {} token ids, {counted}{}\n{DOUBLE_LEGEND}",
             thousands(seq as u64),
-            thousands(n_vocab as u64)
+            thousands(n_vocab as u64),
+            if baseline { "; in brackets: to the decoder-only model of that size" } else { "" }
         ))
     }
 }

@@ -33,7 +33,7 @@ fn double(path: &Path) -> Result<DoubleDecoder> {
     match checkpoint::load(path, DType::F32)?.model {
         Model::Double(model) => Ok(model),
         other => Err(Error::new(format!(
-            "`{}` holds a {}; only a double decoder reads a text apart from what follows",
+            "`{}` holds another kind of model ({}); only a double decoder reads a text apart from what follows",
             path.display(),
             other.config().kind()
         ))),
@@ -66,6 +66,7 @@ pub struct Save {
 
 impl Save {
     fn run(self) -> Result<()> {
+        Prefix::check_place(&self.out)?;
         let model = double(&self.checkpoint)?;
         let text = match (&self.file, self.prompt) {
             (Some(path), _) => read(path)?,
@@ -90,7 +91,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     let meta = std::fs::metadata(path).map_err(|e| Error::io("read the text", path, e))?;
     // A pipe would be waited for, a device read, for ever.
     if !meta.is_file() || meta.len() > LARGEST_TEXT {
-        let (name, found) = (path.display(), if meta.is_file() { "a larger one" } else { "none" });
+        let found = if meta.is_file() { format!("{} bytes", meta.len()) } else { "no regular file".to_owned() };
+        let name = path.display();
         return Err(Error::new(format!("`{name}`: expected a file of at most {LARGEST_TEXT} bytes, found {found}")));
     }
     std::fs::read(path).map_err(|e| Error::io("read the text", path, e))
@@ -98,7 +100,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Go on from a text that `prefix save` has read
 ///
-/// Prompts follow the text in blocks of their own; several are continued at once. Only what is written is shown.
+/// Prompts follow the text in blocks of their own; several are continued at once. Prompts and what is written are shown.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -121,6 +123,7 @@ pub struct Use {
 impl Use {
     fn run(self) -> Result<()> {
         let request = self.writing.request(&self.prompt)?;
+        request.check(0)?;
         let model = double(&self.checkpoint)?;
         let prefix = Prefix::load(&self.prefix, &model)?;
         let mut texts = Texts::new(&self.prompt)?;

@@ -8,7 +8,7 @@ use kumiki::autograd::Var;
 use kumiki::ops;
 use kumiki::tensor::{DType, Rng};
 use kumiki_train::data::Data;
-use kumiki_train::grid::run::{GridRun, Law, Outcome, Results};
+use kumiki_train::grid::run::{GridRun, LAWS, Law, Outcome, Results};
 use kumiki_train::grid::{Cost, Grid, Matched, Size};
 use kumiki_train::laws::FitOptions;
 use kumiki_train::laws::picture::Fitted;
@@ -33,13 +33,13 @@ use crate::table::{count, optional, short, table, thousands};
 #[command(after_help = "\
 Presets:  nano   4 sizes x 3 budgets, 250 thousand to 1 million tokens: minutes
           tiny   5 sizes x 4 budgets, 1 to 8 million tokens: hours
-          small  the paper's 3 smallest sizes x 3 budgets, 10 to 40 million tokens: days on a processor
+          small  the paper's 3 smallest sizes x 3 budgets, 10 to 40 million tokens: days
           paper  the paper's 5 sizes x 5 budgets, 62.5 million to 1 billion tokens
 
 Examples:
   kumiki scaling run --dry-run
   kumiki scaling run --data book.txt --out runs/laws
-  kumiki scaling run --data book.txt --out runs/laws --resume --budgets 250000,500000,1000000,2000000
+  kumiki scaling run --data book.txt --out runs/laws --resume --budgets 250000,500000,2000000
   kumiki scaling run --data book.txt --match flops --models decoder,double")]
 pub struct Args {
     /// Sizes, budgets and settings to start from
@@ -52,29 +52,32 @@ pub struct Args {
     #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = model_name)]
     models: Option<Vec<String>>,
     /// Sizes, separated by commas: width, layers of the first and of the second stack, as 64/4/2
-    #[arg(long, value_name = "D/L/L", value_delimiter = ',')]
+    #[arg(long, value_name = "D/L/L", value_delimiter = ',', allow_hyphen_values = true)]
     sizes: Option<Vec<Size>>,
     /// Budgets in tokens, separated by commas
-    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true)]
     budgets: Option<Vec<u64>>,
     /// What a budget means: as many tokens for every model, or what these cost the decoder-only model
     #[arg(long = "match", value_enum, default_value_t = Match::Tokens)]
     matched: Match,
     /// Sequence length T [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seq: Option<usize>,
     /// Rows of a batch [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     batch: Option<usize>,
     /// Highest learning rate at D = 128; it falls with the square root of D [default: the preset's]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     lr: Option<f64>,
     /// Held-out tokens of an evaluation [default: the preset's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     eval_tokens: Option<u64>,
     /// Seed of initial values, batch order, blocks and gaps
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
+    /// A file with lengths of prompts, for `double-prompt_style`
+    #[arg(long, value_name = "FILE")]
+    prompt_lengths: Option<String>,
     /// Refits for the intervals of the laws; 0 for none
     #[arg(long, value_name = "N", default_value_t = 1000, allow_negative_numbers = true)]
     bootstrap: usize,
@@ -117,6 +120,7 @@ impl Args {
         settings.lr = self.lr.unwrap_or(settings.lr);
         settings.eval_tokens = self.eval_tokens.unwrap_or(settings.eval_tokens);
         settings.seed = self.seed;
+        settings.prompt_lengths = self.prompt_lengths.clone().unwrap_or_default();
         grid.check()?;
         Ok(grid)
     }
@@ -156,7 +160,8 @@ impl Args {
                 line(&report(&run.results))?
             }
             finished?;
-            remark(&format!("Files in `{}`: results.json laws.svg cells/", folder.display()));
+            let picture = if folder.join(LAWS).exists() { "laws.svg " } else { "" };
+            remark(&format!("Files in `{}`: results.json {picture}cells/", folder.display()));
             Ok(())
         })
     }

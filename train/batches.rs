@@ -102,6 +102,11 @@ impl Batches {
         Ok(Batches { source, rows, seq, seed, rank, ranks })
     }
 
+    /// Tokens of a row, T.
+    pub fn seq(&self) -> usize {
+        self.seq
+    }
+
     /// The batch of `step` (from 0).
     pub fn get(&self, step: u64) -> Batch {
         let first = (step * self.ranks as u64 + self.rank as u64) * self.rows as u64;
@@ -205,6 +210,11 @@ impl Validation {
             cursor
         });
         Some(first.clone())
+    }
+
+    /// Tokens of a window, T.
+    pub fn seq(&self) -> usize {
+        self.seq
     }
 
     /// Target tokens in all batches together.

@@ -5,6 +5,7 @@ use std::path::Path;
 use kumiki_ops::BlockStarts;
 use kumiki_tensor::Rng;
 
+use crate::settings::LARGEST;
 use crate::suggest::unknown;
 use crate::{Error, Result};
 
@@ -87,18 +88,34 @@ impl BlockSampling {
     }
 }
 
+/// The most bytes of a file of lengths.
+const LARGEST_FILE: u64 = 16 << 20;
+
 /// The most lengths that are read; more would only cost memory.
 const MOST_LENGTHS: usize = 1 << 20;
 
 fn read_lengths(path: &Path) -> Result<Vec<usize>> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io("read the prompt lengths", path, e))?;
+    let failed = |e| Error::io("read the prompt lengths", path, e);
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    // A pipe would be waited for, a device read, for ever.
+    if !meta.is_file() || meta.len() > LARGEST_FILE {
+        let name = path.display();
+        return Err(Error::new(format!(
+            "`{name}` must be a regular file of at most {LARGEST_FILE} bytes with lengths"
+        )));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
     let mut lengths = Vec::new();
-    for (n, line) in text.lines().enumerate() {
+    for (n, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         for word in line.split_whitespace() {
-            let length = word.parse::<usize>().ok().filter(|&length| length > 0).ok_or_else(|| {
-                let name = path.display();
-                Error::new(format!("`{name}`, line {}: a length must be a number from 1, found `{word}`", n + 1))
-            })?;
+            let length =
+                word.parse::<usize>().ok().filter(|length| (1..=LARGEST).contains(length)).ok_or_else(|| {
+                    let name = path.display();
+                    Error::new(format!(
+                        "`{name}`, line {}: a length must be a whole number from 1 to {LARGEST}, found `{word}`",
+                        n + 1
+                    ))
+                })?;
             lengths.push(length);
         }
         if lengths.len() > MOST_LENGTHS {
@@ -163,8 +180,8 @@ mod tests {
             BlockSampling::PromptStyle(vec![12, 7, 30])
         );
         for (file, phrase) in [
-            (dir.file("zero", "12\n0"), "line 2: a length must be a number from 1, found `0`"),
-            (dir.file("word", "x"), "line 1: a length must be a number from 1, found `x`"),
+            (dir.file("zero", "12\n0"), "line 2: a length must be a whole number from 1 to 1048576, found `0`"),
+            (dir.file("word", "x"), "line 1: a length must be a whole number from 1 to 1048576, found `x`"),
             (dir.file("empty", "\n"), "holds no length"),
             (dir.path().join("absent"), "cannot read the prompt lengths"),
         ] {

@@ -10,13 +10,14 @@
 //! by the chance that it gives to sentinels, for they are taken for impossible.
 
 use kumiki_autograd::{Tape, Var};
-use kumiki_models::{IGNORE, Model};
+use kumiki_models::{IGNORE, Model, ModelConfig, SpanCounts};
 use kumiki_ops::BlockStarts;
 use kumiki_tensor::Tensor;
 
 use crate::batches::Batch;
 use crate::blocks::BlockSampling;
 use crate::spans::corrupt;
+use crate::{Error, Result};
 
 /// A batch as one kind of model wants it. Tensors are of ids, `[B, T]`.
 pub enum Lesson {
@@ -45,6 +46,25 @@ pub enum Lesson {
         /// What comes next.
         targets: Tensor,
     },
+}
+
+/// Whether sequences of `seq` tokens can be a lesson for the model.
+///
+/// # Errors
+/// When an encoder-decoder has too few sentinels for their gaps, or they are too short to have one.
+pub fn check(config: &ModelConfig, seq: usize) -> Result<()> {
+    let ModelConfig::EncoderDecoder(config) = config else { return Ok(()) };
+    if seq < 2 {
+        return Err(Error::new(format!("an encoder-decoder needs sequences of 2 tokens or more, found {seq}")));
+    }
+    let (needed, sentinels) = (SpanCounts::of(seq).sentinels(), config.sentinels);
+    if needed > sentinels {
+        return Err(Error::new(format!(
+            "the gaps of {seq} tokens need {needed} sentinels; this encoder-decoder was made with {sentinels}, for shorter \
+             sequences"
+        )));
+    }
+    Ok(())
 }
 
 fn ids(rows: &[Vec<i64>]) -> Tensor {
@@ -209,6 +229,19 @@ mod tests {
         let (decoder, text) = (model("decoder"), batch(1));
         let rows = Scores::of(&decoder, &text, 0).rows;
         assert!((rows[8..].iter().sum::<f64>() - Scores::of(&decoder, &text, 0).second_half.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn sequences_that_make_no_lesson_are_refused() {
+        let config = model("encoder-decoder").config();
+        for (seq, phrase) in [(1, "2 tokens or more, found 1"), (4096, "need 155 sentinels; this encoder-decoder")] {
+            let error = check(&config, seq).unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
+        for seq in 2..=64 {
+            check(&config, seq).unwrap();
+        }
+        check(&model("double").config(), 4096).unwrap();
     }
 
     #[test]

@@ -13,6 +13,8 @@ use kumiki_tensor::files;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// The points of one training; x in training tokens, y in nats a token, which is a byte.
@@ -64,6 +66,14 @@ pub(crate) fn check_place(path: &Path) -> Result<()> {
     if files::is_special(path) {
         let path = path.display();
         return Err(Error::new(format!("`{path}` is no regular file; expected a place for a picture")));
+    }
+    // A table or a model given by mistake must not be lost.
+    let mut start = [0; 5];
+    let held = File::open(path).and_then(|mut file| file.read(&mut start)).unwrap_or(0);
+    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
+    if held > 0 && !named && ![&b"<svg "[..], b"<?xml"].contains(&&start[..]) {
+        let path = path.display();
+        return Err(Error::new(format!("`{path}` is there already and is no SVG picture; choose another place")));
     }
     Ok(())
 }

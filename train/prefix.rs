@@ -37,11 +37,32 @@ impl Prefix {
         Ok(Prefix { tokens: tokens.to_vec(), latents: model.read(tokens) })
     }
 
+    /// Whether a prefix can be put there: another one may be replaced, nothing else.
+    ///
+    /// # Errors
+    /// When something else is there, or the folder is not.
+    pub fn check_place(path: &Path) -> Result<()> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name = path.display();
+        if !folder.is_dir() {
+            return Err(Error::new(format!("cannot write the prefix `{name}`: its folder does not exist")));
+        }
+        let is_prefix = || {
+            let found = safetensors::load(path).ok().and_then(|contents| contents.metadata.get("format").cloned());
+            found.is_some_and(|format| format == FORMAT)
+        };
+        if path.exists() && !(path.is_file() && is_prefix()) {
+            return Err(Error::new(format!("`{name}` is there already and is no prefix; choose another place")));
+        }
+        Ok(())
+    }
+
     /// Writes it, whole or not at all.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// As [`Prefix::check_place`], and when the file cannot be written.
     pub fn save(&self, path: &Path, model: &DoubleDecoder) -> Result<()> {
+        Prefix::check_place(path)?;
         let ids = Tensor::from_slice(&self.tokens, &[self.tokens.len()]);
         let notes = [
             ("format", FORMAT.to_owned()),
@@ -215,6 +236,12 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         assert!(error(&ours).contains("cannot open the prefix"));
+        let (text, absent) = (dir.file("text", "a text"), dir.path().join("absent/prefix"));
+        for (place, phrase) in [(&text, "is no prefix; choose another place"), (&absent, "its folder does not exist")] {
+            let error = Prefix::read(&ours, &[1]).unwrap().save(place, &ours).unwrap_err().to_string();
+            assert!(error.contains(phrase), "{error}");
+        }
+        assert_eq!(std::fs::read(&text).unwrap(), b"a text");
         crate::checkpoint::save(dir.path(), &Model::Double(ours.clone()), &BTreeMap::new()).unwrap();
         let error = Prefix::load(&dir.path().join("model.safetensors"), &ours).unwrap_err().to_string();
         assert!(error.contains("expected `kumiki prefix, version 1`"), "{error}");

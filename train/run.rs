@@ -472,7 +472,10 @@ impl Run {
         let Plan { experiment, preset, corpora, .. } = &self.results.plan;
         let records = crate::log::read(self.folder.join(LOG))?;
         for corpus in corpora {
-            let curves = crate::plot::Curve::from_records(records.iter().filter(|r| r.corpus.as_ref() == Some(corpus)));
+            let mut curves =
+                crate::plot::Curve::from_records(records.iter().filter(|r| r.corpus.as_ref() == Some(corpus)));
+            // Its losses are not those of a text.
+            curves.iter_mut().filter(|c| c.name == "encoder-decoder").for_each(|c| c.name += ", gaps");
             // One of several that a failure kept from being begun.
             if curves.is_empty() && corpora.len() > 1 {
                 continue;

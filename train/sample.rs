@@ -104,9 +104,16 @@ impl Request {
     /// Everything that can be wrong without a model. `before` tokens are before every prompt.
     ///
     /// # Errors
-    /// As [`Sampling::check`]; when a sequence would be longer than [`LONGEST`].
-    pub(crate) fn check(&self, before: usize) -> Result<()> {
+    /// As [`Sampling::check`]; when a prompt is empty, blocks are of no length, or a sequence would be longer than [`LONGEST`].
+    pub fn check(&self, before: usize) -> Result<()> {
         self.sampling.check()?;
+        if let Some(empty) = self.prompts.iter().position(Vec::is_empty) {
+            let which = if self.prompts.len() == 1 { "the prompt".to_owned() } else { format!("prompt {}", empty + 1) };
+            return Err(Error::new(format!("{which} is empty; at least one token is needed to continue from")));
+        }
+        if self.block_len == 0 {
+            return Err(Error::new("--block-len must be at least 1 token, found 0"));
+        }
         let len = before + self.prompts.iter().map(Vec::len).max().unwrap_or(0);
         if len.saturating_add(self.count) > LONGEST {
             let count = self.count;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::batches::Batch;
 use crate::blocks::BlockSampling;
 use crate::memory;
-use crate::objective::Lesson;
+use crate::objective::{self, Lesson};
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
@@ -60,8 +60,11 @@ pub fn measure(
     }
     let dtype = settings.dtype()?;
     let mut cases = Vec::new();
+    // As many sentinels as the longest sequences need.
+    let settings = &Settings { seq: tokens, ..settings.clone() };
     for name in models {
         let config = settings.model(name, ByteTokenizer::VOCAB)?;
+        lengths.iter().try_for_each(|&seq| objective::check(&config, seq))?;
         let step =
             memory::Step { dtype, rows: 1, seq: tokens, accumulate: 1, recompute: settings.checkpoint_activations };
         step.check(name, &config, "--seq or --params")?;
@@ -142,6 +145,9 @@ mod tests {
         let sizes: Vec<_> = rows.iter().map(|row| (row.model.as_str(), row.seq, row.steps)).collect();
         assert_eq!(sizes, [("wango", 16, 4), ("wango", 64, 1), ("gau", 16, 4), ("gau", 64, 1)]);
         assert_eq!(said, 8);
+        measure(&nano, &["encoder-decoder".into(), "double".into()], &[2, 200], 1, |_, _, _| {}).unwrap();
+        let error = measure(&nano, &["encoder-decoder".into()], &[1, 200], 1, |_, _, _| {}).unwrap_err().to_string();
+        assert!(error.contains("2 tokens or more, found 1"), "{error}");
         for (models, lengths, rounds) in [(0, &[8][..], 1), (1, &[], 1), (1, &[0], 1), (1, &[8], 0)] {
             let models = vec!["tango".to_owned(); models];
             assert!(measure(&nano, &models, lengths, rounds, |_, _, _| {}).is_err());

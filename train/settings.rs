@@ -21,6 +21,9 @@ pub const LARGEST: usize = 1 << 20;
 /// The most rows of a batch, and batches of a step.
 pub(crate) const MOST_ROWS: usize = 1 << 16;
 
+/// The most steps: more are taken for a mistake.
+const MOST_STEPS: u64 = 1_000_000_000_000;
+
 /// The most target tokens of an evaluation: `math` has no end.
 const MOST_EVAL: u64 = 1 << 32;
 
@@ -351,8 +354,8 @@ impl Settings {
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             return Err(Error::new(format!("weight_decay must be 0 or more, found {}", self.weight_decay)));
         }
-        if self.steps == 0 {
-            return Err(Error::new("steps must be at least 1, found 0"));
+        if !(1..=MOST_STEPS).contains(&self.steps) {
+            return Err(Error::new(format!("steps must be from 1 to {MOST_STEPS}, found {}", self.steps)));
         }
         let decay = match self.schedule.as_str() {
             "cosine" => Decay::Cosine,

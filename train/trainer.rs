@@ -10,7 +10,7 @@ use kumiki_tensor::{DType, Rng, Tensor};
 use crate::batches::{Batch, Batches, Validation};
 use crate::blocks::BlockSampling;
 use crate::marks::Class;
-use crate::objective::{Lesson, Scores};
+use crate::objective::{self, Lesson, Scores};
 use crate::{Error, Result};
 
 /// What an optimiser step does, apart from the data.
@@ -61,13 +61,14 @@ impl Trainer {
     /// A run at its start. `seed` is that of dropout masks, blocks and gaps; the order of batches is in `batches`.
     ///
     /// # Errors
-    /// When `accumulate` is 0 or the clip is not positive.
+    /// When `accumulate` is 0, or the model cannot learn from sequences of this length.
     pub fn new(model: impl Into<Model>, config: StepConfig, batches: Batches, seed: u64) -> Result<Trainer> {
         if config.accumulate == 0 {
             return Err(Error::new("accumulate must be at least 1 batch per step, found 0"));
         }
         let optimizer = AdamW::with_decay(config.weight_decay);
         let (model, sampling) = (model.into(), BlockSampling::RandomUniform);
+        objective::check(&model.config(), batches.seq())?;
         Ok(Trainer { model, sampling, optimizer, config, batches, seed, step: 0, tokens: 0 })
     }
 
@@ -217,8 +218,9 @@ impl Evaluation {
 /// The negative log-likelihood of all batches of `validation`; `progress` is called with the tokens done.
 ///
 /// # Errors
-/// When there is nothing to evaluate, or the model has diverged: a loss that is no finite number is no result.
+/// When there is nothing to evaluate, windows are of no use for the model, or it has diverged: a loss that is no finite number is no result.
 pub fn evaluate(model: &Model, validation: &Validation, mut progress: impl FnMut(u64)) -> Result<Evaluation> {
+    objective::check(&model.config(), validation.seq())?;
     let (mut sum, mut targets, mut tokens, mut rows) = (0f64, 0u64, 0u64, 0u64);
     let (mut second, mut of_text) = ((0f64, 0u64), true);
     let mut classes = [(0f64, 0u64); Class::ALL.len()];

@@ -108,7 +108,7 @@ fn numbers_out_of_range_are_named() {
         ("--lr", "0", "lr must be a positive number, found 0"),
         ("--lr", "inf", "--lr must be a finite number, found inf"),
         ("--clip", "NaN", "--clip must be a finite number, found NaN"),
-        ("--steps", "0", "steps must be at least 1, found 0"),
+        ("--steps", "0", "steps must be from 1 to 1000000000000, found 0"),
         ("--batch", "0", "batch must be from 1"),
         ("--seq", "0", "seq must be from 1"),
         ("--accumulate", "0", "accumulate must be from 1"),
@@ -286,9 +286,15 @@ fn pictures_and_prefixes_take_no_other_places_than_files() {
     succeed(&[&double[..], &[&dir.path("run")]].concat());
     let checkpoint = dir.path("run/double");
     let prefix = ["prefix", "save", "--checkpoint", &checkpoint, "--prompt", "a", "--out"];
-    fail(1, &[&prefix[..], &[&pipe]].concat(), &["cannot write", "pipe.svg`: it is no regular file"]);
+    fail(1, &[&prefix[..], &[&pipe]].concat(), &["pipe.svg` is there already and is no prefix"]);
     use std::os::unix::fs::FileTypeExt as _;
     assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+
+    // Nor is a file of another kind lost.
+    let table = dir.file("table.csv", "params,tokens,loss\n");
+    fail(1, &[&quick[..], &["--out", &table]].concat(), &["table.csv` is there already and is no SVG picture"]);
+    let model = dir.path("run/double/model.safetensors");
+    fail(1, &[&prefix[..], &[&model]].concat(), &["model.safetensors` is there already and is no prefix"]);
 
     std::os::unix::fs::symlink("target.svg", &link).unwrap();
     let mine = dir.file("target.svg.partial", "mine");

@@ -50,7 +50,11 @@ fn a_comparison_then_losses_and_texts_of_every_kind() {
     }
 
     let double = dir.path("run/double");
-    fail(1, &["generate", "--checkpoint", &double, "--prompt", "a", "--block-len", "0"], &["at least 1, found 0"]);
+    fail(
+        1,
+        &["generate", "--checkpoint", &double, "--prompt", "a", "--block-len", "0"],
+        &["--block-len must be at least 1 token, found 0"],
+    );
     fail(
         1,
         &["generate", "--checkpoint", &double, "--prompt", "a", "--tokens", "9999999"],
@@ -119,7 +123,7 @@ fn a_prefix_is_read_once_and_refused_by_others() {
     let refused =
         |args: &[String], phrases: &[&str]| fail(1, &args.iter().map(String::as_str).collect::<Vec<_>>(), phrases);
     refused(&using(&theirs, &["W"]), &["text.prefix", "another model has made it"]);
-    refused(&using(&decoder, &["W"]), &["holds a language model; only a double decoder"]);
+    refused(&using(&decoder, &["W"]), &["(language model); only a double decoder"]);
     refused(&using(&ours, &[""]), &["the prompt is empty"]);
     let mut damaged = from_file.clone();
     let at = damaged.len() - 9;
@@ -179,6 +183,7 @@ fn a_grid_is_priced_trained_and_continued() {
     assert!(fitted.out.contains("double"), "{}", fitted.out);
     fail(1, &[&base[..], &["--sizes", "16/1/1", "--budgets", "2000"]].concat(), &["never overwritten"]);
     fail(2, &["scaling", "run", "--sizes", "16/1"], &["as 192/10/5; found `16/1`"]);
+    fail(2, &["scaling", "run", "--budgets", "-5"], &["--budgets", "expected a whole number from 0"]);
     fail(1, &["scaling", "run", "--models", "tango", "--dry-run"], &["`tango` has no size by layers"]);
     fail(1, &["scaling", "run", "--budgets", "5", "--dry-run"], &["less than half of one step"]);
 }

@@ -37,7 +37,7 @@ fn laws_of_two_models_are_fitted_and_drawn() {
     for (n, (model, alpha)) in [("tango", 0.34), ("wango", 0.38)].into_iter().enumerate() {
         let law = &found["laws"][n];
         assert_eq!((&law["model"], &law["points"]), (&Value::from(model), &Value::from(25)));
-        let end = |i: usize| law["alpha"]["interval"][i].as_f64().unwrap();
+        let end = |i: usize| law["a"]["interval"][i].as_f64().unwrap();
         assert!(end(0) < alpha && alpha < end(1), "{law}");
     }
     // Neither threads nor a second time change anything; the seed does, and no refits leave no intervals.
@@ -45,8 +45,8 @@ fn laws_of_two_models_are_fitted_and_drawn() {
     assert_eq!(parsed(&said(one.env("KUMIKI_THREADS", "1").output().unwrap()).out), found);
     assert_ne!(with(&["--seed", "1"]), found);
     let without = with(&["--bootstrap", "0"]);
-    assert_eq!(without["laws"][0]["e"]["value"], found["laws"][0]["e"]["value"]);
-    assert_eq!(without["laws"][0]["e"]["interval"], Value::Null);
+    assert_eq!(without["laws"][0]["E"]["value"], found["laws"][0]["E"]["value"]);
+    assert_eq!(without["laws"][0]["E"]["interval"], Value::Null);
 }
 
 #[test]

@@ -125,6 +125,9 @@ pub struct Cost {
     pub flops: f64,
 }
 
+/// The most tokens of a budget: more are taken for a mistake.
+const LARGEST_BUDGET: u64 = 1_000_000_000_000_000;
+
 /// The most cells of a grid; more are taken for a mistake.
 const MOST_CELLS: usize = 10_000;
 
@@ -186,6 +189,10 @@ impl Grid {
                 "`{name}` has no size by layers; a grid compares {known} and their variants"
             )));
         }
+        if let Some(wrong) = self.budgets.iter().find(|budget| !(1..=LARGEST_BUDGET).contains(*budget)) {
+            return Err(Error::new(format!("a budget must be from 1 to {LARGEST_BUDGET} tokens, found {wrong}")));
+        }
+        self.models.iter().try_for_each(|name| self.settings.sampling(name).map(drop))?;
         let cells = self.models.len() * self.sizes.len() * self.budgets.len();
         if cells > MOST_CELLS {
             return Err(Error::new(format!("a grid of {cells} cells is too large; at most {MOST_CELLS}")));
@@ -292,6 +299,8 @@ mod tests {
             (Grid { models: vec!["doubel".into()], ..nano.clone() }, "did you mean `double`"),
             (Grid { models: vec!["double".into(); 2], ..nano.clone() }, "model double is named twice"),
             (Grid { budgets: vec![250_000, 250_000], ..nano.clone() }, "budget 250000 is named twice"),
+            (Grid { budgets: vec![u64::MAX], ..nano.clone() }, "a budget must be from 1 to 1000000000000000 tokens"),
+            (Grid { models: vec!["double-prompt_style".into()], ..nano.clone() }, "need a file of prompt lengths"),
             (Grid { budgets: vec![3], ..nano.clone() }, "less than half of one step's 2048 tokens"),
             (Grid { sizes: vec!["33/2/1".parse().unwrap()], ..nano.clone() }, "must divide d_model=33"),
             (Grid { budgets: (1..2000).map(|n| n * 10_000).collect(), ..nano }, "too large; at most 10000"),

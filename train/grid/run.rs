@@ -104,6 +104,13 @@ impl GridRun {
     /// has files that are not a grid's.
     pub fn begin(grid: Grid, data: Data, folder: &Path, existing: Existing) -> Result<GridRun> {
         grid.check()?;
+        // A grid of many cells is never thrown away at once.
+        if existing == Existing::Refuse && folder::look(folder)? == Found::Unfinished {
+            let name = folder.display();
+            return Err(Error::new(format!(
+                "`{name}` holds an unfinished run; continue it with --resume, or choose another folder with --out"
+            )));
+        }
         if refuse(folder, existing, false)? != Found::Nothing {
             check(folder, &grid)?;
         }
@@ -275,8 +282,13 @@ fn check(folder: &Path, grid: &Grid) -> Result<()> {
             "{key} was {then}, now it is {now}; --resume needs the same, --out another folder"
         )));
     }
-    if (&old.corpus, old.matched, old.settings.seed) != (&grid.corpus, grid.matched, grid.settings.seed) {
-        return Err(failed("corpus, seed or what budgets mean were others; --out another folder".into()));
+    let differs = [
+        ("the corpus", old.corpus.clone(), grid.corpus.clone()),
+        ("the seed", old.settings.seed.to_string(), grid.settings.seed.to_string()),
+        ("what budgets mean", format!("{:?}", old.matched), format!("{:?}", grid.matched)),
+    ];
+    if let Some((what, then, now)) = differs.iter().find(|(_, then, now)| then != now) {
+        return Err(failed(format!("{what} was `{then}`, now it is `{now}`; --out another folder")));
     }
     let rows: Vec<Row> = serde_json::from_value(value["rows"].clone()).map_err(wrong)?;
     let cells = grid.cells();
@@ -346,7 +358,10 @@ mod tests {
         for (other, phrase) in [
             (small(), "is finished and not asked for"),
             (Grid { settings: Settings { batch: 4, ..large().settings }, ..large() }, "batch was 2, now it is 4"),
-            (Grid { matched: super::super::Matched::Flops, ..large() }, "what budgets mean were others"),
+            (
+                Grid { matched: super::super::Matched::Flops, ..large() },
+                "what budgets mean was `Tokens`, now it is `Flops`",
+            ),
         ] {
             let error = run(other, &out, Existing::Resume, 0).err().unwrap().to_string();
             assert!(error.contains(phrase), "{error}");

@@ -81,7 +81,7 @@ impl FitOptions {
     pub fn check(&self) -> Result<()> {
         if !(self.bootstrap == 0 || (100..=100_000).contains(&self.bootstrap)) {
             return Err(Error::new(format!(
-                "the number of refits must be 0 or from 100 to 100000, found {}: fewer have no percentiles",
+                "the number of refits (--bootstrap) must be 0 or from 100 to 100000, found {}",
                 self.bootstrap
             )));
         }
@@ -109,18 +109,23 @@ impl std::ops::Deref for Estimate {
     }
 }
 
-/// A law that was fitted: `L(N, D) = E + A/N^α + B/D^β`, in nats per token.
+/// A law that was fitted: `L(N, D) = E + A/N^α + B/D^β`, in nats per token. In files the exponents are `a` and `b`, as in tables.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
     /// E: the loss that no size and no number of tokens gets below.
+    #[serde(rename = "E")]
     pub e: Estimate,
     /// A.
+    #[serde(rename = "A")]
     pub a: Estimate,
     /// B.
+    #[serde(rename = "B")]
     pub b: Estimate,
     /// α, of N.
+    #[serde(rename = "a")]
     pub alpha: Estimate,
     /// β, of D.
+    #[serde(rename = "b")]
     pub beta: Estimate,
     /// β/(α + β): the best N for a compute C ∝ N D grows as C to this.
     pub n_exponent: Estimate,
@@ -176,6 +181,11 @@ pub fn fit(points: &[Point], options: &FitOptions) -> Result<Fit> {
     let spread: f64 = table.logs.z.iter().map(|z| (z - mean).powi(2)).sum();
     let [e, a, b, alpha, beta, n_exponent, d_exponent] = std::array::from_fn(estimate);
     let (rms, r2) = ((squares / n).sqrt(), 1.0 - squares / spread);
+    if r2 <= 0.0 {
+        return Err(Error::new(format!(
+            "the best law explains the losses no better than their mean does (R² = {r2:.3}): they follow no such law"
+        )));
+    }
     let (level, bootstrap) = (options.level, options.bootstrap);
     Ok(Fit { e, a, b, alpha, beta, n_exponent, d_exponent, points: points.len(), rms, r2, level, bootstrap })
 }

@@ -61,6 +61,11 @@ impl Series {
 /// When the file cannot be read, is larger than [`LARGEST`], is no table, lacks a column, or has a value that is
 /// no number above 0; says where.
 pub fn read(path: &Path) -> Result<Vec<Series>> {
+    let meta = std::fs::metadata(path).map_err(|e| Error::io("read the table", path, e))?;
+    // A pipe would be waited for, a device read, for ever.
+    if !meta.is_file() {
+        return Err(Error::new(format!("the table `{}` is no regular file", path.display())));
+    }
     let file = File::open(path).map_err(|e| Error::io("read the table", path, e))?;
     let mut bytes = Vec::new();
     file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|e| Error::io("read the table", path, e))?;
@@ -343,7 +348,7 @@ mod tests {
         let bad = dir.file("bad.csv", "n,d,loss\n1,2,x\n");
         assert!(error(&bad).contains("bad.csv`, line 2, column 3 (`loss`)"), "{}", error(&bad));
         assert!(error(&dir.path().join("absent")).contains("cannot read the table"));
-        assert!(error(dir.path()).contains("cannot read the table"));
+        assert!(error(dir.path()).contains("is no regular file"));
         let huge = dir.file("huge.csv", vec![b' '; LARGEST as usize + 1]);
         assert!(error(&huge).contains("has more than 16777216 bytes"), "{}", error(&huge));
     }
