@@ -150,6 +150,12 @@ impl Old {
     pub(crate) fn check_data(&self, facts: &[DataFacts]) -> Result<()> {
         for now in facts.iter().filter(|facts| self.results.rows.iter().any(|row| row.corpus == facts.name)) {
             let then = self.results.data.iter().find(|then| then.name == now.name);
+            if then.is_some_and(|then| then.prompt_lengths != now.prompt_lengths) {
+                return Err(Error::new(format!(
+                    "the prompt lengths in `{}` have changed since models were trained with them; --out another folder",
+                    self.results.plan.settings.prompt_lengths
+                )));
+            }
             if let Some(then) = then.filter(|then| *then != now) {
                 let text = |facts: &DataFacts| {
                     let train = facts.train_tokens.map_or("endless".to_owned(), |n| n.to_string());

@@ -232,6 +232,9 @@ pub struct DataFacts {
     pub val_tokens: u64,
     /// Entropy of single tokens of the held-out text, in nats: what a model must fall below.
     pub unigram_nll: Option<f64>,
+    /// What a change of the lengths at which blocks are cut changes, where there are such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_lengths: Option<String>,
 }
 
 impl DataFacts {
@@ -253,6 +256,7 @@ impl DataFacts {
             fingerprint: data.fingerprint(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
             unigram_nll: for_entropy.as_ref().map(unigram_entropy),
+            prompt_lengths: settings.prompt_lengths_fingerprint()?,
         })
     }
 }

@@ -26,6 +26,7 @@ use kumiki_nn::Diagonal;
 use kumiki_ops::FeatureMap;
 
 use crate::blocks::{BlockSampling, SAMPLINGS};
+use crate::mix::hash;
 use crate::settings::{LARGEST, Settings};
 use crate::suggest::unknown;
 use crate::{Error, Result};
@@ -364,6 +365,18 @@ impl Settings {
         let name = name.parse::<DoubleVariant>().map_or(SAMPLINGS[0], |variant| variant.sampling);
         let lengths = Some(Path::new(&self.prompt_lengths)).filter(|_| !self.prompt_lengths.is_empty());
         BlockSampling::named(name, lengths)
+    }
+
+    /// What a change of the file of prompt lengths changes, in hexadecimal; `None` without one.
+    ///
+    /// # Errors
+    /// When the file is not good.
+    pub(crate) fn prompt_lengths_fingerprint(&self) -> Result<Option<String>> {
+        if self.prompt_lengths.is_empty() {
+            return Ok(None);
+        }
+        let sampling = BlockSampling::named("prompt_style", Some(Path::new(&self.prompt_lengths)))?;
+        Ok(Some(format!("{:016x}", hash(format!("{sampling:?}").as_bytes()))))
     }
 
     fn gelu_layers(&self) -> Result<GeluConfig> {

@@ -83,6 +83,10 @@ fn prompts_as_they_are_met_come_from_a_file() {
     fail(1, &args, &["lengths.txt`, line 1", "found `x`"]);
     fs::write(&lengths, "12 40 9").unwrap();
     succeed(&args);
+    let resumed = [&args[..], &["--resume"]].concat();
+    succeed(&resumed);
+    fs::write(&lengths, "12 40").unwrap();
+    fail(1, &resumed, &["lengths.txt` have changed since models were trained with them"]);
 }
 
 #[test]
