@@ -43,6 +43,7 @@ pub mod suggest;
 pub mod summary;
 pub mod tokenizer;
 pub mod trainer;
+mod variants;
 pub mod zoo;
 
 pub use error::{Error, Result};
