@@ -151,6 +151,11 @@ impl Tape {
         })
     }
 
+    /// Whether it has a generator, so that masks are drawn: in training, and not where a model is used.
+    pub fn has_rng(&self) -> bool {
+        self.0.rng.borrow().is_some()
+    }
+
     pub(crate) fn rng(&self) -> Option<Rng> {
         self.0.rng.borrow().clone()
     }

@@ -46,9 +46,11 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let resolved = self.options.resolve("models", Some(&self.several), |_| Suite::Tango)?;
-        let Resolved { preset, corpora, seeds, models, settings } = resolved;
-        if models.is_some() {
+        let experiment = format!("ablate {}", self.part);
+        let old = self.options.resumed(&experiment)?;
+        let resolved = self.options.resolve("models", Some(&self.several), old.as_ref(), |_| Suite::Tango)?;
+        let Resolved { preset, corpora, seeds, models: named, settings } = resolved;
+        if named.is_some() && old.is_none() {
             return Err(Error::new("`models` in the configuration means nothing here; use --maps and --windows"));
         }
         let map = |name: &String| name.parse::<FeatureMap>().map_err(|e| Error::new(e.to_string()));
@@ -58,7 +60,8 @@ impl Args {
         };
         let own = settings.window;
         let around = || vec![own / 4, own / 2, own * 2, own * 4].into_iter().filter(|&w| w > 0).collect();
-        let mut windows: Vec<usize> = self.windows.unwrap_or_else(around);
+        let given = self.windows;
+        let mut windows: Vec<usize> = given.clone().unwrap_or_else(around);
         if let Some(wrong) = windows.iter().find(|w| !(1..=LARGEST).contains(*w)) {
             return Err(Error::new(format!("--windows must be from 1 to {LARGEST}, found {wrong}")));
         }
@@ -77,11 +80,13 @@ impl Args {
                 }
             }
         }
-        let experiment = format!("ablate {}", self.part);
-        let out = self.options.out.clone();
+        let models = old.filter(|_| self.maps.is_none() && given.is_none()).map_or(models, |old| old.models);
+        let out = self.options.folder()?;
         let out = out.unwrap_or_else(|| PathBuf::from(format!("runs/ablate-{}-{preset}-{}", self.part, settings.seed)));
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        let results = crate::run::run(plan, &out, self.options.existing())?;
+        let Some(results) = crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?)? else {
+            return Ok(());
+        };
         ablation::draw(&results, &out)?;
         line(&format!("Loss against the window: {}", out.join("ablation.svg").display()))
     }

@@ -14,7 +14,8 @@ use crate::options::{Resolved, RunOptions, Several, model_name, preset_table};
 /// Every model has the same number of parameters (of `cem`: the same widths) and sees the same batches in the same order,
 /// for each corpus and seed. The tables at the end go to standard output, with the order of the models here and in the
 /// paper; DIR/results.json, DIR/log.jsonl, DIR/curves.svg and DIR/MODEL/model.safetensors are written (with several corpora
-/// or seeds: DIR/CORPUS/seed-N/MODEL/model.safetensors).
+/// or seeds: DIR/CORPUS/seed-N/MODEL/model.safetensors); beside each model are the saves of its training, step-N/, with which
+/// --resume goes on.
 ///
 /// Of `double` there is also the loss of every window's second half given the first, which an encoder-decoder has, too; it
 /// is trained to fill gaps, so that a loss of all tokens it has not.
@@ -70,7 +71,7 @@ Examples:
   kumiki compare tango --preset nano
   kumiki compare tango --data ~/texts --steps 1000 --out runs/texts
   kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three
-  kumiki compare tango --corpora math,texts,mathlib --seeds 0,1,2 --out runs/three --resume
+  kumiki compare tango --resume runs/three
   kumiki compare cem --models llama,cem-t1,cem-t2 --seeds 0,1,2
   kumiki compare cem --models cem-t1,cem-t2 --cem-width own     of llama's size, not its width
   kumiki compare double --data ~/texts
@@ -81,15 +82,16 @@ Examples:
 impl Args {
     pub fn run(self) -> Result<()> {
         let suite = Suite::named(&self.experiment)?;
-        let resolved = self.options.resolve("models", Some(&self.several), |_| suite)?;
+        let experiment = format!("compare {}", self.experiment);
+        let old = self.options.resumed(&experiment)?;
+        let resolved = self.options.resolve("models", Some(&self.several), old.as_ref(), |_| suite)?;
         let Resolved { preset, corpora, seeds, models, settings } = resolved;
         let models =
             self.models.or(models).unwrap_or_else(|| suite.models().iter().map(|&name| name.to_owned()).collect());
-        let experiment = format!("compare {}", self.experiment);
         // Named after the first seed: more of them extend the same run.
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));
-        let out = self.options.out.clone().unwrap_or_else(default);
+        let out = self.options.folder()?.unwrap_or_else(default);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing()).map(drop)
+        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
     }
 }

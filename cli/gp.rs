@@ -9,6 +9,7 @@ use kumiki_train::gp::settings::{MODELS, Settings, model_names};
 use kumiki_train::run::Machine;
 use kumiki_train::settings::PRESETS;
 
+use crate::interrupt;
 use crate::options::existing;
 use crate::output::{in_pool, json, line, remark};
 use crate::progress::Progress;
@@ -199,6 +200,7 @@ fn opening(plan: &Plan) {
 
 /// Trains what is left; prints the table and where everything lies.
 fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
+    run.stop = interrupt::stop()?;
     let Results { plan, .. } = &run.results;
     run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
     let mut progress = Progress::new(plan.models.iter().map(String::len).max().unwrap_or(0), "points");
@@ -208,14 +210,16 @@ fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
             remark(&format!("with seed {}:", cell.seed));
             seed = Some(cell.seed);
         }
-        if let Err(error) = run.train(&cell, &mut |event| progress.show(event)) {
-            progress.clear();
-            if !run.results.rows.is_empty() {
-                line(&report(&run.results))?;
-                remark(&format!("the models that are done stay in `{}`", folder.display()));
-            }
-            return Err(error);
+        let done = run.train(&cell, &mut |event| progress.show(event));
+        if let Ok(true) = done {
+            continue;
         }
+        progress.clear();
+        if !run.results.rows.is_empty() {
+            line(&report(&run.results))?;
+        }
+        remark(&format!("the models that are done stay in `{}`; --resume goes on with the others", folder.display()));
+        return done.map(drop);
     }
     if as_json {
         let finished = run.finish();

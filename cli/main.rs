@@ -9,6 +9,7 @@ mod generate;
 mod gp;
 mod gradcheck;
 mod inference;
+mod interrupt;
 mod macs;
 mod options;
 mod output;
@@ -135,7 +136,9 @@ fn parsed() -> Cli {
 }
 
 fn main() -> ExitCode {
-    let Err(error) = run(parsed()) else { return ExitCode::SUCCESS };
+    let Err(error) = run(parsed()) else {
+        return if interrupt::is_asked() { interrupt::CODE.into() } else { ExitCode::SUCCESS };
+    };
     // Whoever reads our output has seen enough (`| head`): that is no failure.
     let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     if error.source().and_then(|e| e.downcast_ref()).is_some_and(closed) {

@@ -2,17 +2,21 @@
 //!
 //! What counts, last first: an option, the file, the preset.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use kumiki::ops::FeatureMap;
-use kumiki_train::run::Existing;
+use kumiki_train::run::{Existing, Plan};
 use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::suggest::unknown;
+use kumiki_train::training::Keeping;
 use kumiki_train::zoo::{self, CEM_WIDTHS, Suite};
 use kumiki_train::{Error, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
+
+use crate::interrupt;
 
 /// The options of a training run.
 #[derive(clap::Args)]
@@ -34,11 +38,21 @@ pub struct RunOptions {
     /// Replace an unfinished run in the folder (a finished one is never replaced)
     #[arg(long)]
     pub restart: bool,
-    /// Continue an unfinished run in the folder, or extend a finished one: models that are done stay
+    /// Continue the unfinished run in this folder (or that of --out) exactly where it stopped, or extend a finished one:
+    /// models that are done stay
     ///
-    /// The settings must be the same. A model that was interrupted starts again from its beginning.
-    #[arg(long, conflicts_with = "restart")]
-    pub resume: bool,
+    /// What is not given is as it was; settings that are given must be the same.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, conflicts_with = "restart")]
+    resume: Option<Option<PathBuf>>,
+    /// Stop after this step of the model in training; --resume goes on
+    #[arg(long, value_name = "N", help_heading = "Saves", allow_negative_numbers = true)]
+    stop_after: Option<u64>,
+    /// Steps between saves, besides those after evaluations; 0 for these alone
+    #[arg(long, value_name = "N", help_heading = "Saves", allow_negative_numbers = true, default_value_t = 0)]
+    save_every: u64,
+    /// Saves of a model that are kept, the newest
+    #[arg(long, value_name = "N", help_heading = "Saves", default_value = "1")]
+    keep: NonZeroUsize,
     /// A TOML file with settings, named as the options below with `_` for `-`
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -94,6 +108,9 @@ struct SettingOptions {
     /// A file with lengths of prompts, whole numbers between white space: where `double-prompt_style` cuts
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     prompt_lengths: Option<String>,
+    /// A checkpoint whose parameters to begin with, instead of drawing them; the optimiser begins anew
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    init_from: Option<String>,
     /// Block applications L
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     blocks: Option<usize>,
@@ -139,6 +156,9 @@ struct SettingOptions {
     /// Largest global gradient norm
     #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     clip: Option<f64>,
+    /// Probability with which training leaves out elements of the embedded tokens and of what every layer adds
+    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
+    dropout: Option<f64>,
 
     /// Steps between evaluations; 0 for one at the end
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
@@ -179,16 +199,48 @@ pub struct Several {
 impl RunOptions {
     /// What to do with a run that is in the folder already.
     pub fn existing(&self) -> Existing {
-        existing(self.restart, self.resume)
+        existing(self.restart, self.resume.is_some())
+    }
+
+    /// The folder for the results, where the options name one.
+    pub fn folder(&self) -> Result<Option<PathBuf>> {
+        match (&self.out, &self.resume) {
+            (Some(out), Some(Some(resume))) if out != resume => Err(Error::new(format!(
+                "--out `{}` and --resume `{}` name two folders; a run goes on where it is",
+                out.display(),
+                resume.display()
+            ))),
+            (out, resume) => Ok(out.clone().or_else(|| resume.clone().flatten())),
+        }
+    }
+
+    /// How trainings are saved and stopped.
+    pub fn keeping(&self) -> Result<Keeping> {
+        if self.stop_after == Some(0) {
+            return Err(Error::new("--stop-after must be at least 1, found 0"));
+        }
+        let Self { save_every, stop_after, keep, .. } = *self;
+        Ok(Keeping { save_every, keep: keep.get(), stop_after, stop: interrupt::stop()? })
+    }
+
+    /// The plan of the run that is to be gone on with, if its folder is named and has one.
+    pub fn resumed(&self, experiment: &str) -> Result<Option<Plan>> {
+        match self.folder()? {
+            Some(folder) if self.resume.is_some() && (self.out.is_none() || folder.join("results.json").is_file()) => {
+                Plan::of_run(&folder, experiment).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models; `several`
     /// are the options of a command that takes several corpora and seeds; `suite` says whose presets are meant, given the
-    /// first model that the file names.
+    /// first model that the file names. Of a run that is gone on with, `old`, comes what neither names.
     pub fn resolve(
         &self,
         models_key: &str,
         several: Option<&Several>,
+        old: Option<&Plan>,
         suite: impl Fn(Option<&str>) -> Suite,
     ) -> Result<Resolved> {
         let mut keys = vec!["preset", "data", models_key];
@@ -212,10 +264,18 @@ impl RunOptions {
         let models = models(&mut file, models_key, path)?;
         let blamed =
             |e| if self.preset.is_none() && preset.is_some() { in_file(self.config.as_deref(), &e) } else { e };
-        let preset = self.preset.as_ref().or(preset.as_ref()).map_or("tiny", String::as_str).to_owned();
+        let preset = self.preset.clone().or_else(|| preset.clone());
         let suite = suite(models.as_deref().and_then(<[String]>::first).map(String::as_str));
-        let mut settings = Settings::for_suite(suite, &preset).map_err(blamed)?;
+        let (preset, mut settings) = match (preset, old) {
+            (None, Some(old)) => (old.preset.clone(), old.settings.clone()),
+            (preset, _) => {
+                let preset = preset.unwrap_or_else(|| "tiny".to_owned());
+                let settings = Settings::for_suite(suite, &preset).map_err(blamed)?;
+                (preset, settings)
+            }
+        };
         let mut without = settings.clone();
+        let seeded = file.contains_key("seed");
         for (key, value) in file {
             settings.set(&key, value).map_err(|e| in_file(self.config.as_deref(), &e))?;
         }
@@ -233,12 +293,15 @@ impl RunOptions {
             .or_else(|| several?.corpora.clone())
             .or_else(|| data.map(one))
             .or(corpora)
+            .or_else(|| old.map(|old| old.corpora.clone()))
             .unwrap_or_else(|| one("math".to_owned()));
         let seeds = (self.settings.seed.map(|seed| vec![seed]))
             .or_else(|| several?.seeds.clone())
             .or(seeds)
+            .or_else(|| old.filter(|_| !seeded).map(|old| old.seeds.clone()))
             .unwrap_or_else(|| vec![settings.seed]);
         settings.seed = seeds.first().copied().unwrap_or(settings.seed);
+        let models = models.or_else(|| old.map(|old| old.models.clone()));
         Ok(Resolved { preset, corpora, seeds, models, settings })
     }
 }
@@ -259,6 +322,7 @@ fn given(options: &SettingOptions, key: &str, value: &Value) -> Result<Option<Va
         ("lr_floor", options.lr_floor),
         ("weight_decay", options.weight_decay),
         ("clip", options.clip),
+        ("dropout", options.dropout),
         ("val_fraction", options.val_fraction),
     ];
     match floats.iter().find(|(name, x)| *name == key && x.is_some_and(|x| !x.is_finite())) {

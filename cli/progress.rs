@@ -21,6 +21,8 @@ pub struct Progress {
     unit: &'static str,
     name: String,
     steps: u64,
+    /// Steps that an earlier process has made.
+    before: u64,
     validation: Option<f64>,
     started: Instant,
     last_line: Option<Instant>,
@@ -38,6 +40,7 @@ impl Progress {
             unit,
             name: String::new(),
             steps: 0,
+            before: 0,
             validation: None,
             started: now,
             last_line: None,
@@ -48,7 +51,8 @@ impl Progress {
     /// Takes note of an event.
     pub fn show(&mut self, event: Event) {
         match event {
-            Event::Start { model, steps } => self.start(model, steps),
+            Event::Start { model, steps, done } => self.start(model, steps, done),
+            Event::Note(note) => remark(&format!("note: {note}")),
             Event::Step(report) => self.step(report),
             Event::Evaluating { done, total } => {
                 let text = format!("validating {:.0} %", 100.0 * done as f64 / total as f64);
@@ -73,8 +77,8 @@ impl Progress {
         }
     }
 
-    fn start(&mut self, model: &str, steps: u64) {
-        *self = Progress { name: model.to_owned(), steps, ..Progress::new(self.name_width, self.unit) };
+    fn start(&mut self, model: &str, steps: u64, before: u64) {
+        *self = Progress { name: model.to_owned(), steps, before, ..Progress::new(self.name_width, self.unit) };
         if self.terminal {
             let bar = ProgressBar::new(steps);
             // With names of 9 letters and 4-digit steps the numbers just fit into 80 columns.
@@ -83,6 +87,7 @@ impl Progress {
                 ProgressStyle::with_template(template).expect("a template that parses").progress_chars("━━─"),
             );
             bar.set_prefix(format!("{model:<0$}", self.name_width));
+            bar.set_position(before);
             bar.enable_steady_tick(Duration::from_millis(500));
             self.bar = Some(bar);
         }
@@ -109,7 +114,8 @@ impl Progress {
     /// `loss 2.345  val 2.401  12.3k tok/s  1m20s left`.
     fn numbers(&self) -> String {
         let Some(report) = self.last_step else { return String::new() };
-        let left = self.started.elapsed().as_secs_f64() / report.step as f64 * (self.steps - report.step) as f64;
+        let here = (report.step - self.before) as f64;
+        let left = self.started.elapsed().as_secs_f64() / here * (self.steps - report.step) as f64;
         let validation = self.validation.map_or(String::new(), |nll| format!("val {nll:.3}  "));
         let (speed, left) = (short(report.tok_s).replace(' ', ""), clock(left));
         format!("loss {:.3}  {validation}{speed} {}/s  {left} left", report.loss, self.unit)

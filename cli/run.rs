@@ -6,20 +6,23 @@ use kumiki_train::Result;
 use kumiki_train::data::{Data, short_name};
 use kumiki_train::kinds::Kind;
 use kumiki_train::run::{Existing, Plan, Results, Run};
+use kumiki_train::training::Keeping;
 
 use crate::output::{in_pool, line, program, quoted, remark};
 use crate::progress::Progress;
 use crate::report::report;
 use crate::table::count;
 
-/// Trains the plan's models one after the other; prints the tables and where everything lies. Gives the results.
-pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<Results> {
+/// Trains the plan's models one after the other; prints the tables and where everything lies. Gives the results, unless it
+/// was stopped.
+pub fn run(plan: Plan, folder: &Path, existing: Existing, keeping: Keeping) -> Result<Option<Results>> {
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
     in_pool(|| {
         plan.check()?;
         let open = |name: &String| Data::open(name, plan.settings.val_fraction, plan.settings.seq);
         let data = plan.corpora.iter().map(open).collect::<Result<Vec<_>>>()?;
         let mut run = Run::begin(plan, data, folder, existing)?;
+        run.keeping = keeping;
         remark(&opening(&run.results));
         run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
         let Plan { models, .. } = &run.results.plan;
@@ -31,13 +34,18 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<Results> {
                 remark(&format!("on `{}` with seed {}:", cell.corpus, cell.seed));
                 place = here;
             }
-            if let Err(error) = run.train(&cell, &mut |event| progress.show(event)) {
-                progress.clear();
-                if !run.results.rows.is_empty() {
-                    line(&report(&run.results))?;
-                    remark(&format!("the models that are done stay in `{}`", folder.display()));
-                }
-                return Err(error);
+            let stopped = run.train(&cell, &mut |event| progress.show(event));
+            if let Ok(None) = stopped {
+                continue;
+            }
+            progress.clear();
+            if !run.results.rows.is_empty() {
+                line(&report(&run.results))?;
+                remark(&format!("the models that are done stay in `{}`", folder.display()));
+            }
+            if let Some(step) = stopped? {
+                remark(&stop(&run.results.plan, &cell.model, step, folder));
+                return Ok(None);
             }
         }
         let finished = run.finish();
@@ -45,8 +53,20 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing) -> Result<Results> {
         line(&report(&run.results))?;
         finished?;
         line(&closing(&run.results, folder)?)?;
-        Ok(run.results)
+        Ok(Some(run.results))
     })
+}
+
+/// Where a run was stopped and how it goes on.
+fn stop(plan: &Plan, model: &str, step: u64, folder: &Path) -> String {
+    // `train` has its model in the name of the experiment.
+    let command = plan.experiment.strip_suffix(&format!(" {model}")).unwrap_or(&plan.experiment);
+    let (steps, folder) = (plan.settings.steps, folder.to_string_lossy());
+    format!(
+        "stopped: `{model}` is saved after step {step} of {steps}. Go on with: {} {command} --resume {}",
+        program(),
+        quoted(&folder)
+    )
 }
 
 /// What is about to be done, in a line.

@@ -16,6 +16,7 @@ use kumiki_train::settings::PRESETS;
 use kumiki_train::{Error, Result};
 use serde_json::json;
 
+use crate::interrupt;
 use crate::options::{existing, model_name};
 use crate::output::{in_pool, json, line, remark};
 use crate::progress::Progress;
@@ -140,17 +141,20 @@ impl Args {
                 remark(&format!("note: {note}"));
             }
             let mut run = GridRun::begin(grid, data, &folder, existing(false, self.resume))?;
+            run.stop = interrupt::stop()?;
             let (cells, all) = (run.cells(), run.results.grid.cells().len());
             remark(&format!("{} of {} to train, in `{}`", cells.len(), count(all as u64, "cell"), folder.display()));
             let width = run.results.grid.models.iter().map(String::len).max().unwrap_or(0);
             let mut progress = Progress::new(width, "tok");
             for cell in &cells {
                 remark(&format!("{} on {} tokens:", cell.size, thousands(cell.budget)));
-                if let Err(error) = run.train(cell, &mut |event| progress.show(event)) {
-                    progress.clear();
-                    remark(&format!("the cells that are done stay in `{}`; --resume goes on", folder.display()));
-                    return Err(error);
+                let stopped = run.train(cell, &mut |event| progress.show(event));
+                if let Ok(None) = stopped {
+                    continue;
                 }
+                progress.clear();
+                remark(&format!("the cells that are done stay in `{}`; --resume goes on", folder.display()));
+                return stopped.map(drop);
             }
             let finished = run.finish(&options);
             // The numbers first: they must not be lost with a picture that cannot be drawn.

@@ -27,6 +27,8 @@ fn after_help() -> String {
 Examples:
   kumiki train --model tango --data book.txt --out runs/book
   kumiki train --model untied --preset small --lr 1e-3
+  kumiki train --model tango --steps 20 --stop-after 13 --out runs/some
+  kumiki train --resume runs/some                      the other 7 steps
   kumiki train --model cem-mlp-t2 --cem-mlp cem,plain,cem,plain
   kumiki eval --checkpoint runs/book --data book.txt
   kumiki generate --checkpoint runs/book --prompt 'Once '"
@@ -34,17 +36,19 @@ Examples:
 
 impl Args {
     pub fn run(self) -> Result<()> {
+        let old = self.options.resumed("train ")?;
         let Resolved { preset, corpora, seeds, models, settings } = {
-            let suite = |file: Option<&str>| self.model.as_deref().or(file).map_or(Suite::Tango, suite_of);
-            self.options.resolve("model", None, suite)?
+            let planned = old.as_ref().map(|old| old.models[0].as_str());
+            let suite = |file: Option<&str>| self.model.as_deref().or(file).or(planned).map_or(Suite::Tango, suite_of);
+            self.options.resolve("model", None, old.as_ref(), suite)?
         };
         let models = self.model.map(|model| vec![model]).or(models).ok_or_else(|| {
             Error::new(format!("which model? Say so with --model. Known: {}", model_names().join(", ")))
         })?;
         let default = || PathBuf::from(format!("runs/train-{}-{preset}-{}", models[0], settings.seed));
-        let out = self.options.out.clone().unwrap_or_else(default);
+        let out = self.options.folder()?.unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing()).map(drop)
+        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
     }
 }

@@ -1,7 +1,7 @@
 //! [`LanguageModel`]: a token table, blocks of one architecture, a norm, and the head tied to the table.
 
 use kumiki_autograd::{Tape, Var, checkpoint};
-use kumiki_nn::{Descent, Embedding, Init, Module, RmsNorm};
+use kumiki_nn::{Descent, Dropout, Embedding, Init, Module, RmsNorm};
 use kumiki_ops as ops;
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -181,6 +181,8 @@ pub struct LanguageModel {
     pub norm_out: RmsNorm,
     /// Whether every block application is recomputed in the backward instead of saved: less memory, more time.
     pub checkpoint_activations: bool,
+    /// Of the embedded tokens and of what every block adds, in training.
+    pub dropout: Dropout,
 }
 kumiki_nn::module!(LanguageModel { embedding, blocks, norm_out });
 
@@ -203,6 +205,7 @@ impl LanguageModel {
             norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
             config: config.clone(),
             checkpoint_activations: false,
+            dropout: Dropout::default(),
         })
     }
 
@@ -235,10 +238,10 @@ impl LanguageModel {
                 "language model: the cache is of a model with {held} block applications, this one has {applications}"
             );
         }
-        let mut h = self.embedding.forward(tape, tokens);
+        let mut h = self.dropout.forward(tape, &self.embedding.forward(tape, tokens));
         for i in 0..applications {
             let block = &self.blocks[i % self.blocks.len()];
-            h = match cache.as_deref_mut() {
+            let after = match cache.as_deref_mut() {
                 Some(cache) => block.forward(tape, &h, Some(&mut cache.applications[i])),
                 None if self.checkpoint_activations && tape.is_recording() => {
                     let block = block.clone();
@@ -246,6 +249,7 @@ impl LanguageModel {
                 }
                 None => block.forward(tape, &h, None),
             };
+            h = self.dropout.residual(tape, &h, after);
         }
         self.norm_out.forward(tape, &h)
     }

@@ -1,6 +1,6 @@
 //! [`Model`]: a text model of any kind, for what handles them alike: training, files, writing, accounting.
 
-use kumiki_nn::{Descent, module};
+use kumiki_nn::{Descent, Dropout, module};
 use kumiki_ops::MacCount;
 use kumiki_tensor::{DType, Error, Result, Tensor, concat};
 
@@ -254,6 +254,11 @@ impl Model {
     /// Whether every block or layer is recomputed in the backward instead of saved: less memory, more time.
     pub fn recompute(&mut self, recompute: bool) {
         each!(self, Model, m => m.checkpoint_activations = recompute);
+    }
+
+    /// The probability with which training leaves out elements of the embedded tokens and of what blocks or layers add.
+    pub fn set_dropout(&mut self, p: f64) {
+        each!(self, Model, m => m.dropout = Dropout(p));
     }
 
     /// As [`LanguageModel::descents_mut`]; other kinds of models have none.

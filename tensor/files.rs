@@ -1,4 +1,4 @@
-//! Files that are replaced whole or not at all.
+//! Files that are replaced, and folders that are made, whole or not at all.
 //!
 //! What is new is written under a name of its own, flushed to the disk and renamed: a crash in between leaves what was
 //! there before. A symbolic link stays one, its target is replaced. What is there and is no regular file (a pipe, a device, a
@@ -53,22 +53,94 @@ pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
         }
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
-        fs::rename(&temporary, &place)
+        fs::rename(&temporary, &place)?;
+        sync_names(&place);
+        Ok(())
     };
     // What is left of a failed attempt helps nobody; that it cannot be removed changes nothing either.
     write().inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
+/// Makes the folder `path`, with what `fill` writes into the folder that it is given. What `fill` writes by [`replace`] is
+/// on the disk before the folder has its name.
+///
+/// # Errors
+/// Those of `fill`; also when something is there already, or the folder cannot be made. Nothing is left then.
+pub fn make_folder<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let ((), temporary) = fresh_by(path, |temporary| fs::create_dir(temporary))?;
+    let make = || {
+        // Renaming would put it in the place of an empty folder.
+        if path.symlink_metadata().is_ok() {
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "it is there already").into());
+        }
+        fill(&temporary)?;
+        fs::rename(&temporary, path)?;
+        sync_names(path);
+        Ok(())
+    };
+    make().inspect_err(|_| drop(fs::remove_dir_all(&temporary)))
+}
+
+/// Removes the folder `path` and everything in it: it loses its name first, so that it is never there in part.
+///
+/// # Errors
+/// When it cannot be renamed or removed. A folder that is not there is no error.
+pub fn remove_folder(path: &Path) -> io::Result<()> {
+    let moved = fresh_by(path, |temporary| match temporary.symlink_metadata() {
+        Ok(_) => Err(ErrorKind::AlreadyExists.into()),
+        Err(_) => fs::rename(path, temporary),
+    });
+    match moved {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        moved => fs::remove_dir_all(moved?.1),
+    }
+}
+
+/// Gives the file `from` the second name `to`, replacing what was there; a copy where the file system has no such names.
+///
+/// # Errors
+/// As [`replace`].
+pub fn link(from: &Path, to: &Path) -> io::Result<()> {
+    let place = place(to)?;
+    match fresh_by(&place, |temporary| fs::hard_link(from, temporary)) {
+        Ok(((), temporary)) => {
+            let renamed = fs::rename(&temporary, &place);
+            // Of two names of one file a rename does nothing, and both stay.
+            let _ = fs::remove_file(&temporary);
+            sync_names(&place);
+            renamed
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(e),
+        Err(_) => replace(to, &[&fs::read(from)?]),
+    }
+}
+
+/// Puts the names in the folder of `path` on the disk, where a system can do that: without, a loss of power could undo a
+/// rename.
+fn sync_names(path: &Path) {
+    if cfg!(unix)
+        && let Some(folder) = path.parent()
+        && let Ok(folder) = File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+    {
+        let _ = folder.sync_all();
+    }
+}
+
 /// A new file next to `place`.
 fn fresh(place: &Path) -> io::Result<(File, PathBuf)> {
+    fresh_by(place, |path| File::options().write(true).create_new(true).open(path))
+}
+
+/// What `make` makes under a new name next to `place`, and that name.
+fn fresh_by<T>(place: &Path, mut make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = place.with_file_name(format!("{START}{}-{n}{END}", std::process::id()));
-        match File::options().write(true).create_new(true).open(&path) {
+        match make(&path) {
             // Of a process with the same number on another machine, or long ago.
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-            file => return Ok((file?, path)),
+            made => return Ok((made?, path)),
         }
     }
 }
@@ -76,7 +148,7 @@ fn fresh(place: &Path) -> io::Result<(File, PathBuf)> {
 const START: &str = ".kumiki-";
 const END: &str = ".partial";
 
-/// Whether a file of this name is what a process left that was killed in [`replace`].
+/// Whether a file or folder of this name is what a process left that was killed as it wrote or removed.
 pub fn is_temporary(name: &str) -> bool {
     let numbers = name.strip_prefix(START).and_then(|rest| rest.strip_suffix(END)).and_then(|n| n.split_once('-'));
     numbers.is_some_and(|(a, b)| [a, b].iter().all(|n| n.parse::<u32>().is_ok()))
@@ -142,6 +214,28 @@ mod tests {
         assert_eq!(fs::read(dir.0.join("file.partial")).unwrap(), b"mine");
         assert!(replace(&dir.0.join("no/file"), &[b"x"]).is_err());
         assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 4, "nothing temporary is left");
+    }
+
+    #[test]
+    fn folders_are_there_whole_or_not_at_all() {
+        let dir = Scratch::new("folders");
+        let (path, file) = (dir.0.join("a"), dir.0.join("b"));
+        let fill = |inside: &Path| replace(&inside.join("x"), &[b"1"]);
+        make_folder(&path, fill).unwrap();
+        assert_eq!(fs::read(path.join("x")).unwrap(), b"1");
+        assert_eq!(make_folder(&path, fill).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        let cut = |inside: &Path| fill(inside).and_then(|()| Err(ErrorKind::StorageFull.into()));
+        assert_eq!(make_folder(&dir.0.join("c"), cut).unwrap_err().kind(), ErrorKind::StorageFull);
+        fs::write(&file, "old").unwrap();
+        for _ in 0..2 {
+            link(&path.join("x"), &file).unwrap();
+            assert_eq!(fs::read(&file).unwrap(), b"1");
+        }
+        assert_eq!(link(&dir.0.join("no"), &file).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 2, "nothing temporary is left");
+        remove_folder(&path).unwrap();
+        remove_folder(&path).unwrap();
+        assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 1);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::tokenizer::ByteTokenizer;
-use crate::{Error, Result};
+use crate::{Error, Result, saves};
 
 /// What files say that this program can read.
 const LANGUAGE_MODEL: &str = "kumiki language model, version ";
@@ -22,6 +22,9 @@ const VERSION: u64 = 1;
 /// The file inside of the folder.
 pub const MODEL_FILE: &str = "model.safetensors";
 
+/// The file beside it with the tokenizer, for all but bytes.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
 /// What a file held.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
@@ -31,7 +34,8 @@ pub struct Checkpoint {
     pub notes: BTreeMap<String, String>,
 }
 
-/// The file meant by `path`: itself, the model in that folder, or the only model that a run has put below that folder.
+/// The file meant by `path`: itself, the model in that folder, that of the newest save in it (see [`crate::saves`]), or the
+/// only model that a run has put below that folder.
 ///
 /// # Errors
 /// When there is none, or several: then they are named.
@@ -45,14 +49,13 @@ pub fn find(path: &Path) -> Result<PathBuf> {
     if !meta.is_dir() {
         return regular(path.to_owned());
     }
-    let here = path.join(MODEL_FILE);
-    if here.exists() {
+    if let Some(here) = model_in(path) {
         return regular(here);
     }
     let below = models_below(path)?;
     match below.as_slice() {
         [] => Err(Error::new(format!("`{}` has no {MODEL_FILE}, nor has a folder in it", path.display()))),
-        [one] => regular(one.join(MODEL_FILE)),
+        [one] => regular(model_in(one).unwrap_or_else(|| one.join(MODEL_FILE))),
         several => {
             let mut names: Vec<String> = several.iter().map(|folder| format!("`{}`", folder.display())).collect();
             if names.len() > 8 {
@@ -69,6 +72,12 @@ pub fn find(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// The model directly in a folder: a finished one, or that of its newest save.
+fn model_in(folder: &Path) -> Option<PathBuf> {
+    let saves = saves::all(folder).into_iter().rev().map(|(_, save)| save.join(MODEL_FILE));
+    std::iter::once(folder.join(MODEL_FILE)).chain(saves).find(|file| file.exists())
+}
+
 /// The folders with models in a run's folder, a corpus' or a seed's: `*`, `seed-*/*` and `*/seed-*/*`, sorted.
 fn models_below(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(path).map_err(|e| Error::io("read the folder", path, e))?;
@@ -80,7 +89,7 @@ fn models_below(path: &Path) -> Result<Vec<PathBuf>> {
     let seeds = folders.iter().chain(&deeper).filter(|folder| is_seed(folder));
     let in_seeds = seeds.flat_map(|folder| -> Vec<PathBuf> { below(folder) });
     let mut found: Vec<PathBuf> =
-        folders.iter().cloned().chain(in_seeds).filter(|folder| folder.join(MODEL_FILE).exists()).collect();
+        folders.iter().cloned().chain(in_seeds).filter(|folder| model_in(folder).is_some()).collect();
     found.sort();
     found.dedup();
     Ok(found)

@@ -1,21 +1,13 @@
-//! The comparison of models: the same batches in the same order, the same seed, schedule and budget.
+//! The comparison of models: the same batches in the same order, the same seed, schedule and budget. What is heard of a
+//! training ([`Event`]), and what it comes to ([`ModelResult`]); how it goes is in [`crate::training`].
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::Instant;
 
-use kumiki_models::Model;
-use kumiki_models::accounting::{self, Pairs};
 use serde::{Deserialize, Serialize};
 
 use crate::batches::Validation;
-use crate::data::Data;
-use crate::log::{Record, Writer};
 use crate::marks::Class;
-use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
-use crate::trainer::{Evaluation, StepReport, Trainer, evaluate};
-use crate::{Error, Result, checkpoint};
+use crate::trainer::{Evaluation, StepReport};
 
 /// The entropy of the target tokens' frequencies, in nats: the loss of the best model that does not read its context.
 pub fn unigram_entropy(validation: &Validation) -> f64 {
@@ -31,9 +23,13 @@ pub enum Event<'a> {
     Start {
         /// Its name.
         model: &'a str,
-        /// Steps it will make.
+        /// Steps it makes in all.
         steps: u64,
+        /// Those that an earlier process has made.
+        done: u64,
     },
+    /// Something that the user should know.
+    Note(&'a str),
     /// A step is done.
     Step(&'a StepReport),
     /// An evaluation has come so far.
@@ -93,6 +89,9 @@ pub struct ModelResult {
     pub train_loss: f64,
     /// Training tokens seen.
     pub tokens: u64,
+    /// The most bytes of tensors at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
     /// Training tokens per second, evaluations not counted.
     pub tok_s: f64,
     /// Seconds of training and evaluations.
@@ -108,108 +107,4 @@ impl ModelResult {
             Class::Source => self.source_nll,
         }
     }
-}
-
-/// Trains one model as the settings say. Steps go to `log`; the model is saved in `folder` at the start, after every
-/// evaluation that finds a finite loss, and at the end; never when a parameter is not finite. `show` hears of everything.
-///
-/// # Errors
-/// As the parts do. When a loss or a gradient is no number, the sentence says in which step, and which checkpoint is the
-/// last good one.
-pub fn train_model(
-    name: &str,
-    settings: &Settings,
-    data: &Data,
-    log: &mut Writer,
-    folder: &Path,
-    show: &mut dyn FnMut(Event),
-) -> Result<ModelResult> {
-    let started = Instant::now();
-    let named = |e: &dyn std::fmt::Display| Error::new(format!("model `{name}`: {e}"));
-    let config = settings.model(name, ByteTokenizer::VOCAB)?;
-    let mut model = Model::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
-    model.recompute(settings.checkpoint_activations);
-    let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
-    let batches = data.batches(settings.batch, settings.seq, settings.seed)?;
-    let mut trainer = Trainer::new(model, settings.step_config()?, batches, settings.seed)?;
-    trainer.sampling = settings.sampling(name).map_err(|e| named(&e))?;
-    show(Event::Start { model: name, steps: settings.steps });
-    save(&trainer, name, folder, settings)?;
-    let mut good = 0;
-    // The parameters of the moment are no safe harbour: a loss that is no number was computed from them.
-    let lost = |e: &dyn std::fmt::Display, good: u64| {
-        named(&format!("{e}; the last good checkpoint, after step {good}, is in `{}`", folder.display()))
-    };
-    let (mut training, mut last, mut evaluation) = (0.0, None, None);
-    while trainer.steps_done() < settings.steps {
-        let step_started = Instant::now();
-        let report = trainer.step().map_err(|e| lost(&e, good))?;
-        training += step_started.elapsed().as_secs_f64();
-        show(Event::Step(&report));
-        let due = report.step == settings.steps || (settings.eval_every > 0 && report.step % settings.eval_every == 0);
-        evaluation = None;
-        if due && let Some(validation) = &validation {
-            let total = validation.tokens();
-            let found = evaluate(&trainer.model, validation, |done| show(Event::Evaluating { done, total }))
-                .map_err(|e| lost(&format!("validation after step {}: {e}", report.step), good))?;
-            show(Event::Evaluated(&found));
-            evaluation = Some(found);
-        }
-        if due {
-            // An update can ruin parameters whose loss was still a number: such a model must not replace a good one.
-            trainer.check_finite().map_err(|e| lost(&e, good))?;
-            if validation.is_none() {
-                trainer.check_loss().map_err(|e| lost(&e, good))?;
-            }
-            save(&trainer, name, folder, settings)?;
-            good = report.step;
-        }
-        log.write(&Record {
-            model: Some(name.to_owned()),
-            corpus: Some(data.name.clone()),
-            seed: Some(settings.seed),
-            step: report.step,
-            loss: report.loss,
-            lr: report.lr,
-            grad_norm: report.grad_norm,
-            tokens: report.tokens,
-            tok_s: report.tok_s,
-            val_loss: evaluation.as_ref().map(|e| e.nll),
-        })?;
-        last = Some(report);
-    }
-    let report = last.ok_or_else(|| Error::new("steps must be at least 1, found 0"))?;
-    let of = |class| evaluation.and_then(|e| e.of(class)).map(|(nll, _)| nll);
-    let of_text = evaluation.filter(|e| e.of_text);
-    let result = ModelResult {
-        model: name.to_owned(),
-        params: config.block_params(),
-        params_total: config.total_params(),
-        macs: accounting::total(&config.macs(settings.seq, Pairs::Full)),
-        val_nll: of_text.map(|e| e.nll),
-        second_half_nll: evaluation.map(|e| e.second_half),
-        gap_nll: evaluation.filter(|e| !e.of_text).map(|e| e.nll),
-        bits_per_byte: of_text.map(|e| e.bits()),
-        answer_nll: of(Class::Answer),
-        proof_nll: of(Class::Proof),
-        source_nll: of(Class::Source),
-        val_tokens: evaluation.map_or(0, |e| e.tokens),
-        train_loss: report.loss,
-        tokens: report.tokens,
-        tok_s: report.tokens as f64 / training,
-        seconds: started.elapsed().as_secs_f64(),
-    };
-    let gaps = result.gap_nll.map(|nll| ("validation loss of gaps", nll));
-    let found = result.val_nll.map(|nll| ("validation loss", nll)).or(gaps);
-    show(Event::Done { model: name, seconds: result.seconds, found });
-    Ok(result)
-}
-
-fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings) -> Result<()> {
-    let step = trainer.steps_done().to_string();
-    let settings =
-        serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
-    let notes = [("model", name.to_owned()), ("step", step), ("tokenizer", "byte".into()), ("settings", settings)];
-    let notes: BTreeMap<String, String> = notes.map(|(k, v)| (k.to_owned(), v)).into();
-    checkpoint::save(folder, &trainer.model, &notes)
 }

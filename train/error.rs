@@ -25,6 +25,18 @@ impl Error {
         let message = format!("cannot {action} `{}`: {cause}", path.display());
         Error { message, source: Some(Box::new(cause)) }
     }
+
+    /// The same with what was being done put before it.
+    pub fn context(self, what: &str) -> Error {
+        Error { message: format!("{what}: {}", self.message), ..self }
+    }
+}
+
+/// The cause alone: for code that puts before it what was being done.
+impl From<std::io::Error> for Error {
+    fn from(cause: std::io::Error) -> Error {
+        Error { message: cause.to_string(), source: Some(Box::new(cause)) }
+    }
 }
 
 impl fmt::Display for Error {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use kumiki_tensor::files;
 
-use crate::checkpoint::{MODEL_FILE, is_seed};
+use crate::checkpoint::{MODEL_FILE, TOKENIZER_FILE, is_seed};
 use crate::data::short_name;
-use crate::{Error, Result, gp, zoo};
+use crate::{Error, Result, gp, saves, zoo};
 
 pub(crate) const RESULTS: &str = "results.json";
 pub(crate) const LOG: &str = "log.jsonl";
@@ -112,7 +112,10 @@ fn is_models(folder: &Path) -> Result<bool> {
     for name in inside {
         let path = folder.join(&name);
         ours &= match path.is_dir() {
-            false => is_of_model(folder) && (is(&name, MODEL_FILE) || files::is_temporary(&name)),
+            false => {
+                is_of_model(folder) && (is(&name, MODEL_FILE) || name == TOKENIZER_FILE || files::is_temporary(&name))
+            }
+            true if is_of_model(folder) && (saves::is_save(&path) || files::is_temporary(&name)) => true,
             true => is_seed(&path) && holds_models(&path)?,
         };
     }
@@ -163,19 +166,32 @@ fn remove(folder: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a process left in a folder that was killed as it wrote a file.
+/// Removes what a process left in a folder that was killed as it wrote or removed.
 fn remove_temporary(folder: &Path) -> Result<()> {
-    names(folder)?.iter().filter(|name| files::is_temporary(name)).try_for_each(|name| remove(folder, name))
+    for name in names(folder)?.iter().filter(|name| files::is_temporary(name)) {
+        let path = folder.join(name);
+        match path.is_dir() {
+            true => fs::remove_dir_all(&path).map_err(|e| Error::io("remove", &path, e))?,
+            false => remove(folder, name)?,
+        }
+    }
+    Ok(())
 }
 
-/// Removes the models of a run but for those in the folders `keep`, what folders become empty by that, and what was not
-/// written to its end.
-pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf]) -> Result<()> {
+/// Removes the models of a run but for those in the folders `keep`, with their saves unless they are in the folders `begun`;
+/// what folders become empty by that, and what was not written to its end.
+pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf], begun: &[PathBuf]) -> Result<()> {
     remove_temporary(folder)?;
     let models = model_folders(folder)?;
     models.iter().try_for_each(|model| remove_temporary(model))?;
     for model in models.iter().filter(|model| !keep.contains(model)) {
-        remove(model, MODEL_FILE)?;
+        [MODEL_FILE, TOKENIZER_FILE].iter().try_for_each(|name| remove(model, name))?;
+        if begun.contains(model) {
+            continue;
+        }
+        for (_, save) in saves::all(model) {
+            files::remove_folder(&save).map_err(|e| Error::io("remove", &save, e))?;
+        }
         // A folder that is not empty stays, and so do those above it.
         let mut above = model.ancestors().take_while(|path| *path != folder);
         while above.next().is_some_and(|path| fs::remove_dir(path).is_ok()) {}
@@ -202,7 +218,7 @@ pub(crate) fn clear(folder: &Path) -> Result<()> {
         _ => serde_json::Value::Null,
     };
     let corpora = results["corpora"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
-    clear_models(folder, &[])?;
+    clear_models(folder, &[], &[])?;
     clear_pictures(folder, corpora)?;
     [LOG, RESULTS].iter().try_for_each(|name| remove(folder, name))
 }
@@ -266,6 +282,8 @@ mod tests {
             &["seed-0/transformer/model.safetensors", "seed-1/transformer/model.safetensors.partial", "rmse.svg"],
             &["seed-0/seed-0/tango/model.safetensors", "functions.svg.partial"],
             &[".kumiki-12-3.partial", "tango/.kumiki-12-4.partial"],
+            &["tango/step-10/model.safetensors", "tango/step-20/optimizer.safetensors", "tango/step-20/state.json"],
+            &["tango/.kumiki-1-2.partial/state.json", "a/seed-0/tango/step-3/.kumiki-3-1.partial"],
         ] {
             let dir = Scratch::new();
             files.iter().for_each(|name| drop(dir.file(name, "")));
@@ -292,6 +310,9 @@ mod tests {
             "book/tango/model.safetensors",
             "seed-0/thesis.txt",
             "seed-0/transformer/thesis.txt",
+            "tango/step-10/thesis.txt",
+            "tango/step-010/state.json",
+            "step-10/state.json",
         ] {
             let dir = Scratch::new();
             dir.file("log.jsonl", "");
@@ -322,7 +343,7 @@ mod tests {
         dir.file("b/seed-1/tango/model.safetensors.partial", "");
         dir.file("c/seed-1/tango/model.safetensors", "");
         let mine = dir.file("c/mine.txt", "");
-        clear_models(dir.path(), &[dir.path().join("a/seed-0/tango")]).unwrap();
+        clear_models(dir.path(), &[dir.path().join("a/seed-0/tango")], &[]).unwrap();
         assert!(kept.exists() && mine.exists() && !cut.exists());
         assert!(["a/seed-0/wango", "b", "c/seed-1"].iter().all(|gone| !dir.path().join(gone).exists()));
         dir.file(RESULTS, r#"{"finished": false, "corpora": ["texts/a"]}"#);

@@ -36,13 +36,16 @@ pub mod prefix;
 mod resume;
 pub mod run;
 pub mod sample;
+pub mod saves;
 pub mod scaling;
 pub mod settings;
 mod spans;
+pub mod stop;
 pub mod suggest;
 pub mod summary;
 pub mod tokenizer;
 pub mod trainer;
+pub mod training;
 mod variants;
 pub mod zoo;
 

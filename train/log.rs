@@ -93,6 +93,25 @@ impl Writer {
         Ok(Writer { file, path: path.to_owned() })
     }
 
+    /// Drops all records but those that `keep` holds; the file is replaced whole or not at all, and only if it changes.
+    pub fn retain(&mut self, keep: impl Fn(&Record) -> bool) -> Result<()> {
+        if !self.path.exists() {
+            return Ok(());
+        }
+        let records = read(&self.path)?;
+        let kept: Vec<Record> = records.iter().filter(|record| keep(record)).cloned().collect();
+        if kept.len() < records.len() {
+            replace(&self.path, &kept)?;
+            *self = Writer::append(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// Returns when everything written is on the disk: what is saved after it may count on it.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(|e| Error::io("write the log", &self.path, e))
+    }
+
     /// Makes a log again that was removed while it was open: what was written is still behind the open file.
     fn restore(&mut self) -> std::io::Result<()> {
         let mut lines = Vec::new();

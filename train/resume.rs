@@ -1,17 +1,19 @@
-//! What an interrupted or a finished run leaves for the one that continues it: its finished models.
+//! What an interrupted or a finished run leaves for the one that continues it: its finished models, and the saves of those
+//! that are not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::checkpoint::{self, MODEL_FILE};
 use crate::data::short_name;
 use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
 use crate::settings::Settings;
 use crate::tokenizer::ByteTokenizer;
-use crate::{Error, Result, checkpoint};
+use crate::{Error, Result, saves};
 
 /// A run as it is found.
 pub(crate) struct Old {
@@ -20,6 +22,15 @@ pub(crate) struct Old {
     records: Vec<Record>,
     /// A sentence for every model whose row was dropped because its file is of no use any more.
     lost: Vec<String>,
+    /// Those of them whose saves are of no use either.
+    ruined: Vec<Cell>,
+}
+
+/// A training that has saves.
+struct Begun {
+    cell: Cell,
+    folder: PathBuf,
+    step: u64,
 }
 
 fn cell_of(record: &Record) -> Option<Cell> {
@@ -32,11 +43,15 @@ pub(crate) fn unusable(path: &Path, why: &dyn std::fmt::Display) -> Error {
     Error::new(format!("`{}` cannot be resumed from: {why}", path.display()))
 }
 
-/// The results in `folder`, of any kind of run.
+/// The results in `folder`, of any kind of run: of an experiment that is `wanted`, which sentences call `experiment`.
 ///
 /// # Errors
 /// When there are none, or they are damaged, of another experiment or of another version.
-pub(crate) fn results_of<R: DeserializeOwned>(folder: &Path, experiment: &str) -> Result<R> {
+pub(crate) fn results_of<R: DeserializeOwned>(
+    folder: &Path,
+    wanted: impl Fn(&str) -> bool,
+    experiment: &str,
+) -> Result<R> {
     let path = folder.join(RESULTS);
     if !path.is_file() {
         return Err(Error::new(format!(
@@ -46,10 +61,10 @@ pub(crate) fn results_of<R: DeserializeOwned>(folder: &Path, experiment: &str) -
     }
     let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| unusable(&path, &e))?;
-    match &value["experiment"] {
-        found if found == experiment => {}
+    match value["experiment"].as_str() {
+        Some(found) if wanted(found) => {}
         found => {
-            let found = found.as_str().map_or("none".to_owned(), |found| format!("`{found}`"));
+            let found = found.map_or("none".to_owned(), |found| format!("`{found}`"));
             let why = format!("its experiment must be `{experiment}`, found {found}; --out another folder");
             return Err(unusable(&path, &why));
         }
@@ -73,7 +88,7 @@ pub(crate) fn check_distinct<C: PartialEq + std::fmt::Display>(path: &Path, cell
 /// As [`results_of`]; also when the log is missing or damaged, or they do not agree.
 pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
     let path = folder.join(RESULTS);
-    let mut results: Results = results_of(folder, experiment)?;
+    let mut results: Results = results_of(folder, |found| found == experiment, experiment)?;
     let failed = |why: &dyn std::fmt::Display| unusable(&path, why);
     check_distinct(&path, &results.rows.iter().map(Row::cell).collect::<Vec<_>>())?;
     for row in &results.rows {
@@ -96,21 +111,23 @@ pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
             return Err(failed(&format!("`{log}` has {found} of the {steps} steps of {cell}, which is finished")));
         }
     }
-    let mut lost = vec![];
-    results.rows.retain(|row| match usable(row, &results.plan.settings, folder) {
-        Ok(()) => true,
-        Err(e) => {
-            lost.push(format!("{} was done, but its model is lost and is trained again: {e}", row.cell()));
-            false
+    let (mut lost, mut ruined) = (vec![], vec![]);
+    results.rows.retain(|row| {
+        let place = folder.join(&row.folder);
+        let Err(e) = usable(row, &results.plan.settings, &place.join(MODEL_FILE)) else { return true };
+        let save = saves::all(&place).pop().map(|(_, save)| save.join(MODEL_FILE));
+        if save.is_none_or(|save| usable(row, &results.plan.settings, &save).is_err()) {
+            ruined.push(row.cell());
         }
+        lost.push(format!("{} was done, but its model is lost and is trained again: {e}", row.cell()));
+        false
     });
-    Ok(Old { path, results, records, lost })
+    Ok(Old { path, results, records, lost, ruined })
 }
 
-/// Whether the model of a finished row is still there, whole, and the one that the row is about.
-fn usable(row: &Row, settings: &Settings, folder: &Path) -> Result<()> {
-    let path = folder.join(&row.folder);
-    let found = checkpoint::load(&path, settings.dtype()?)?.model.config();
+/// Whether the model of a finished row is still in this file, whole, and the one that the row is about.
+fn usable(row: &Row, settings: &Settings, path: &Path) -> Result<()> {
+    let found = checkpoint::load(path, settings.dtype()?)?.model.config();
     if found == settings.model(&row.result.model, ByteTokenizer::VOCAB)? {
         return Ok(());
     }
@@ -148,7 +165,11 @@ impl Old {
     /// # Errors
     /// Names the first that is not.
     pub(crate) fn check_data(&self, facts: &[DataFacts]) -> Result<()> {
-        for now in facts.iter().filter(|facts| self.results.rows.iter().any(|row| row.corpus == facts.name)) {
+        let begun = self.begun(&self.results.plan)?;
+        let trained = |corpus: &str| {
+            self.results.rows.iter().any(|row| row.corpus == corpus) || begun.iter().any(|b| b.cell.corpus == corpus)
+        };
+        for now in facts.iter().filter(|facts| trained(&facts.name)) {
             let then = self.results.data.iter().find(|then| then.name == now.name);
             if then.is_some_and(|then| then.prompt_lengths != now.prompt_lengths) {
                 return Err(Error::new(format!(
@@ -174,13 +195,31 @@ impl Old {
         Ok(())
     }
 
-    /// What the user should know: how much is done, what starts again, and whether the machine is another.
-    pub(crate) fn notes(&self, plan: &Plan) -> Vec<String> {
+    /// The trainings of `plan` that are not done and have saves.
+    fn begun(&self, plan: &Plan) -> Result<Vec<Begun>> {
+        let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
+        let mut begun = Vec::new();
+        for cell in plan.cells().into_iter().filter(|cell| !done.contains(cell) && !self.ruined.contains(cell)) {
+            let folder = self.folder().join(plan.folder_of(&cell)?);
+            begun.extend(saves::all(&folder).last().map(|(step, _)| Begun { cell, folder, step: *step }));
+        }
+        Ok(begun)
+    }
+
+    fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new(""))
+    }
+
+    /// What the user should know: how much is done, what goes on or starts again, and whether the machine is another.
+    pub(crate) fn notes(&self, plan: &Plan) -> Result<Vec<String>> {
         let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
         let all = plan.cells();
         let mut notes = vec![format!("resuming: {} of {} models are done", done.len(), all.len())];
+        let begun = self.begun(plan)?;
+        notes.extend(begun.iter().map(|Begun { cell, step, .. }| format!("{cell} goes on after step {step}")));
         let last = self.records.last().and_then(|record| Some((cell_of(record)?, record.step)));
-        if let Some((cell, step)) = last.filter(|(cell, _)| !done.contains(cell) && all.contains(cell)) {
+        let anew = |cell: &Cell| !done.contains(cell) && all.contains(cell) && begun.iter().all(|b| b.cell != *cell);
+        if let Some((cell, step)) = last.filter(|(cell, _)| anew(cell)) {
             notes.push(format!("{cell} was interrupted after step {step} and starts again from its beginning"));
         }
         let now = Machine::here();
@@ -188,21 +227,23 @@ impl Old {
             notes.push(format!("{} was trained with {}, this is {now}", row.cell(), row.machine));
         }
         notes.extend(self.lost.iter().cloned());
-        notes
+        Ok(notes)
     }
 
-    /// Leaves of the run in `folder` what is finished, for `plan` to go on with, and returns its rows.
+    /// Leaves of the run in `folder` what is finished or saved, for `plan` to go on with, and returns its rows.
     ///
     /// # Errors
     /// When a file cannot be written or removed; then everything finished is still there.
     pub(crate) fn keep(self, folder: &Path, plan: &Plan) -> Result<Vec<Row>> {
+        let begun = self.begun(plan)?;
         let Old { results, records, .. } = self;
-        let done: Vec<Cell> = results.rows.iter().map(Row::cell).collect();
+        let cells: Vec<Cell> = results.rows.iter().map(Row::cell).chain(begun.iter().map(|b| b.cell.clone())).collect();
+        // Lines beyond a save go when its training goes on: only it knows whether the newest is of use.
         let kept: Vec<Record> =
-            records.into_iter().filter(|record| cell_of(record).is_some_and(|cell| done.contains(&cell))).collect();
+            records.into_iter().filter(|record| cell_of(record).is_some_and(|cell| cells.contains(&cell))).collect();
         log::replace(&folder.join(LOG), &kept)?;
         let folders: Vec<PathBuf> = results.rows.iter().map(|row| folder.join(&row.folder)).collect();
-        clear_models(folder, &folders)?;
+        clear_models(folder, &folders, &begun.into_iter().map(|b| b.folder).collect::<Vec<_>>())?;
         let old = &results.plan.corpora;
         // The picture of one corpus and those of several have other names.
         if (old.len() > 1) != (plan.corpora.len() > 1) {
@@ -239,7 +280,7 @@ mod tests {
     /// Trains up to `most` cells, and finishes when that is all.
     fn train(mut run: Run, most: usize) -> Vec<String> {
         let cells = run.cells();
-        cells.iter().take(most).for_each(|cell| run.train(cell, &mut |_| {}).unwrap());
+        cells.iter().take(most).for_each(|cell| assert!(run.train(cell, &mut |_| {}).unwrap().is_none()));
         if cells.len() <= most {
             run.finish().unwrap();
         }

@@ -5,8 +5,9 @@
 //! log.jsonl                 one line per step
 //! curves.svg                the log as a picture; of several corpora one each, curves-<corpus>.svg
 //! run.lock                  held while the run works
-//! <model>/model.safetensors
-//! <corpus>/seed-<n>/<model>/model.safetensors     instead, if there are several corpora or seeds
+//! <model>/model.safetensors                 a finished model
+//! <model>/step-<n>/                         saves of a training, see [`crate::saves`]
+//! <corpus>/seed-<n>/<model>/                instead, if there are several corpora or seeds
 //! ```
 //!
 //! `results.json` is written first and replaced whole after every model, so that rows survive whatever happens to the
@@ -21,7 +22,7 @@ use kumiki_tensor::threads;
 use serde::{Deserialize, Serialize};
 
 use crate::batches::Source;
-use crate::compare::{Event, ModelResult, train_model, unigram_entropy};
+use crate::compare::{Event, ModelResult, unigram_entropy};
 use crate::data::{Data, short_name};
 use crate::folder::{self, Found, LOCK, LOG, Lock, RESULTS};
 use crate::kinds::Kind;
@@ -31,6 +32,7 @@ use crate::resume;
 use crate::settings::Settings;
 use crate::summary::{Summary, summarize};
 use crate::tokenizer::ByteTokenizer;
+use crate::training::{Keeping, Outcome, train_model};
 use crate::zoo::model_names;
 use crate::{Error, Result};
 
@@ -80,6 +82,18 @@ pub enum Existing {
 }
 
 impl Plan {
+    /// What the run in `folder` was asked for, whose experiment begins with `experiment`.
+    ///
+    /// # Errors
+    /// When there is no such run, or its results are damaged.
+    pub fn of_run(folder: &Path, experiment: &str) -> Result<Plan> {
+        let results: Results = resume::results_of(folder, |found| found.starts_with(experiment), experiment.trim())?;
+        match results.plan.models.is_empty() {
+            false => Ok(results.plan),
+            true => Err(resume::unusable(&folder.join(RESULTS), &"it names no model")),
+        }
+    }
+
     /// Everything that can be known to be wrong before any work is done.
     ///
     /// # Errors
@@ -170,7 +184,7 @@ impl Plan {
     }
 
     /// Where a new model of this plan is put, seen from the run's folder.
-    fn folder_of(&self, cell: &Cell) -> Result<String> {
+    pub(crate) fn folder_of(&self, cell: &Cell) -> Result<String> {
         if !self.is_wide() {
             return Ok(cell.model.clone());
         }
@@ -329,6 +343,8 @@ pub struct Run {
     pub results: Results,
     /// Sentences that the user should see before it starts.
     pub notes: Vec<String>,
+    /// How trainings are saved and stopped.
+    pub keeping: Keeping,
     folder: PathBuf,
     data: Vec<Data>,
     log: Writer,
@@ -412,7 +428,7 @@ impl Run {
             let old = resume::read(folder, &plan.experiment)?;
             old.check(&plan)?;
             old.check_data(&facts)?;
-            notes.extend(old.notes(&plan));
+            notes.extend(old.notes(&plan)?);
             rows = old.keep(folder, &plan)?;
             Writer::append(log)?
         } else {
@@ -422,7 +438,8 @@ impl Run {
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION").to_owned(), Machine::here());
         let (data_facts, summary, finished, failed) = (facts, vec![], false, None);
         let results = Results { kumiki, finished, plan, data: data_facts, machine, rows, summary, failed };
-        let mut run = Run { results, notes, folder: folder.to_owned(), data, log, lock };
+        let keeping = Keeping::default();
+        let mut run = Run { results, notes, keeping, folder: folder.to_owned(), data, log, lock };
         run.write()?;
         Ok(run)
     }
@@ -433,21 +450,24 @@ impl Run {
         self.results.plan.cells().into_iter().filter(|cell| !done.contains(cell)).collect()
     }
 
-    /// Trains one of [`Run::cells`] and adds its row, or notes why there is none.
+    /// Trains one of [`Run::cells`] and adds its row, or notes why there is none. Gives the step after which it was stopped,
+    /// if it was.
     ///
     /// # Errors
     /// As [`train_model`].
-    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<()> {
+    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<Option<u64>> {
         let folder = self.results.plan.folder_of(cell)?;
         let data = (self.data.iter().find(|data| data.name == cell.corpus))
             .ok_or_else(|| Error::new(format!("`{}` is no corpus of this run", cell.corpus)))?;
         let settings = Settings { seed: cell.seed, ..self.results.plan.settings.clone() };
-        match train_model(&cell.model, &settings, data, &mut self.log, &self.folder.join(&folder), show) {
-            Ok(result) => {
+        let (place, keeping) = (self.folder.join(&folder), self.keeping.clone());
+        match train_model(&cell.model, &settings, data, &mut self.log, &place, &keeping, show) {
+            Ok(Outcome::Done(result)) => {
                 let Cell { corpus, seed, .. } = cell.clone();
-                self.results.rows.push(Row { corpus, seed, folder, machine: Machine::here(), result });
-                self.write()
+                self.results.rows.push(Row { corpus, seed, folder, machine: Machine::here(), result: *result });
+                self.write().map(|()| None)
             }
+            Ok(Outcome::Stopped(step)) => self.draw().map(|()| Some(step)),
             Err(e) => {
                 let Cell { corpus, seed, model } = cell.clone();
                 self.results.failed = Some(Failure { corpus, seed, model, error: e.to_string() });

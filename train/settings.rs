@@ -60,6 +60,8 @@ pub struct Settings {
     pub context_layers: usize,
     /// A file with lengths of prompts, for double decoders of `prompt_style`; empty for none.
     pub prompt_lengths: String,
+    /// A checkpoint whose parameters a training begins with, with a fresh optimiser; empty to draw them from the seed.
+    pub init_from: String,
     /// Block applications L.
     pub blocks: usize,
     /// Distinct parameters outside of the token table; each model's free width is solved for it.
@@ -84,6 +86,8 @@ pub struct Settings {
     pub weight_decay: f64,
     /// The largest global gradient norm.
     pub clip: f64,
+    /// Probability with which training leaves out elements of the embedded tokens and of what every layer adds.
+    pub dropout: f64,
     /// Seed of initial values, batch order and masks.
     pub seed: u64,
     /// Steps between evaluations; 0 evaluates only at the end.
@@ -115,6 +119,7 @@ impl Default for Settings {
             cem_width: "llama".into(),
             context_layers: 0,
             prompt_lengths: String::new(),
+            init_from: String::new(),
             blocks: 4,
             params: 400_000,
             seq: 256,
@@ -127,6 +132,7 @@ impl Default for Settings {
             schedule: "cosine".into(),
             weight_decay: 0.1,
             clip: 1.0,
+            dropout: 0.0,
             seed: 0,
             eval_every: 50,
             eval_tokens: 65_536,
@@ -347,6 +353,9 @@ impl Settings {
         let positive = [("lr", self.lr), ("clip", self.clip)];
         if let Some((name, value)) = positive.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
             return Err(Error::new(format!("{name} must be a positive number, found {value}")));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(Error::new(format!("dropout must be at least 0 and below 1, found {}", self.dropout)));
         }
         if !(0.0..=1.0).contains(&self.lr_floor) {
             return Err(Error::new(format!("lr_floor must be between 0 and 1, found {}", self.lr_floor)));

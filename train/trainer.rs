@@ -6,6 +6,7 @@ use kumiki_autograd::{Gradients, Tape};
 use kumiki_models::Model;
 use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
 use kumiki_tensor::{DType, Rng, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::batches::{Batch, Batches, Validation};
 use crate::blocks::BlockSampling;
@@ -75,6 +76,16 @@ impl Trainer {
     /// Steps done.
     pub fn steps_done(&self) -> u64 {
         self.step
+    }
+
+    /// The optimiser with its moments.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// Goes on from a saved place: after `step` steps and `tokens` tokens, with the moments that `optimizer` had then.
+    pub fn go_on(&mut self, optimizer: AdamW, step: u64, tokens: u64) {
+        (self.optimizer, self.step, self.tokens) = (optimizer, step, tokens);
     }
 
     /// Whether the model may be kept: every parameter is a number with a finite square. Norms square what they get: of
@@ -184,7 +195,7 @@ fn usable(values: &Tensor) -> bool {
 }
 
 /// What an evaluation found.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean negative log-likelihood per target, in nats.
     pub nll: f64,

@@ -352,7 +352,7 @@ fn a_model_that_has_diverged_is_never_saved_nor_measured() {
         assert_eq!(json(&dir.path("out/results.json"))["finished"], false);
         succeed(&["eval", "--checkpoint", &out, "--data", &data, "--split", "train", "--tokens", "64"]);
     }
-    let file = dir.path("out/tango/model.safetensors");
+    let file = dir.path("out/tango/step-0/model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     let last = bytes.len() - 4;
     bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -372,7 +372,7 @@ fn a_folder_belongs_to_one_run_at_a_time() {
     let out = dir.path("out");
     let endless = ["train", "--model", "tango", "--preset", "nano", "--steps", "1000000", "--out", &out];
     let mut first = common::kumiki(&endless).stderr(std::process::Stdio::null()).spawn().unwrap();
-    while !exists(&dir.path("out/tango/model.safetensors")) {
+    while !exists(&dir.path("out/tango/step-0")) {
         assert!(first.try_wait().unwrap().is_none());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }

@@ -18,7 +18,7 @@
 mod decode;
 
 use kumiki_autograd::{Tape, Var, checkpoint};
-use kumiki_nn::{Embedding, Init, Linear, Module, RmsNorm, module};
+use kumiki_nn::{Dropout, Embedding, Init, Linear, Module, RmsNorm, module};
 use kumiki_ops::{self as ops, BlockStarts, DualAttention, DualSees};
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,8 @@ pub struct DoubleDecoder {
     pub norm_out: RmsNorm,
     /// Whether every layer is recomputed in the backward instead of saved: less memory, more time.
     pub checkpoint_activations: bool,
+    /// Of the embedded tokens and of what every layer adds, in training.
+    pub dropout: Dropout,
 }
 module!(DoubleDecoder { embedding, context, norm_context, generation, norm_out });
 
@@ -182,6 +184,7 @@ impl DoubleDecoder {
             norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
             config: config.clone(),
             checkpoint_activations: false,
+            dropout: Dropout::default(),
         })
     }
 
@@ -193,14 +196,15 @@ impl DoubleDecoder {
     /// Tokens `[B, T]` to context latents `[B, T, D]`: those of a token depend on it and on what is before it.
     #[track_caller]
     pub fn context_latents(&self, tape: &Tape, tokens: &Tensor) -> Var {
-        let mut c = self.embedding.forward(tape, tokens);
+        let mut c = self.dropout.forward(tape, &self.embedding.forward(tape, tokens));
         for layer in (0..self.config.context_loops).flat_map(|_| &self.context) {
-            c = if self.checkpoint_activations && tape.is_recording() {
+            let after = if self.checkpoint_activations && tape.is_recording() {
                 let layer = layer.clone();
                 checkpoint(tape, &[&c], move |tape, c| layer.forward(tape, &c[0], None))
             } else {
                 layer.forward(tape, &c, None)
             };
+            c = self.dropout.residual(tape, &c, after);
         }
         self.norm_context.forward(tape, &c)
     }
@@ -210,14 +214,15 @@ impl DoubleDecoder {
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, blocks: &BlockStarts) -> Var {
         assert!(tokens.rank() == 2, "double decoder: tokens must be [B, T], got {:?}", tokens.shape());
         let context = self.context_latents(tape, tokens);
-        let mut h = self.embedding.forward(tape, tokens);
+        let mut h = self.dropout.forward(tape, &self.embedding.forward(tape, tokens));
         for layer in &self.generation {
-            h = if self.checkpoint_activations && tape.is_recording() {
+            let after = if self.checkpoint_activations && tape.is_recording() {
                 let (layer, blocks) = (layer.clone(), blocks.clone());
                 checkpoint(tape, &[&h, &context], move |tape, x| layer.forward(tape, &x[0], &x[1], &blocks))
             } else {
                 layer.forward(tape, &h, &context, blocks)
             };
+            h = self.dropout.residual(tape, &h, after);
         }
         self.norm_out.forward(tape, &h)
     }

@@ -14,7 +14,7 @@
 mod decode;
 
 use kumiki_autograd::{Tape, Var, checkpoint};
-use kumiki_nn::{Embedding, Init, KvCache, Linear, Module, RmsNorm, module};
+use kumiki_nn::{Dropout, Embedding, Init, KvCache, Linear, Module, RmsNorm, module};
 use kumiki_ops::{self as ops, AttentionOptions};
 use kumiki_tensor::{DType, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -206,6 +206,8 @@ pub struct EncoderDecoder {
     pub norm_out: RmsNorm,
     /// Whether every layer is recomputed in the backward instead of saved: less memory, more time.
     pub checkpoint_activations: bool,
+    /// Of the embedded tokens and of what every layer adds, in training.
+    pub dropout: Dropout,
 }
 module!(EncoderDecoder { embedding, encoder, norm_encoder, decoder, norm_out });
 
@@ -230,6 +232,7 @@ impl EncoderDecoder {
             norm_out: RmsNorm::new(d_model, &init.of("norm_out")),
             config: config.clone(),
             checkpoint_activations: false,
+            dropout: Dropout::default(),
         })
     }
 
@@ -242,14 +245,15 @@ impl EncoderDecoder {
     #[track_caller]
     pub fn encode(&self, tape: &Tape, tokens: &Tensor, mask: Option<&Tensor>) -> Var {
         assert!(tokens.rank() == 2, "encoder-decoder: tokens must be [B, T], got {:?}", tokens.shape());
-        let mut e = self.embedding.forward(tape, tokens);
+        let mut e = self.dropout.forward(tape, &self.embedding.forward(tape, tokens));
         for layer in &self.encoder {
-            e = if self.checkpoint_activations && tape.is_recording() {
+            let after = if self.checkpoint_activations && tape.is_recording() {
                 let (layer, mask) = (layer.clone(), mask.cloned());
                 checkpoint(tape, &[&e], move |tape, e| layer.forward_full(tape, &e[0], mask.as_ref()))
             } else {
                 layer.forward_full(tape, &e, mask)
             };
+            e = self.dropout.residual(tape, &e, after);
         }
         self.norm_encoder.forward(tape, &e)
     }
@@ -258,9 +262,9 @@ impl EncoderDecoder {
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor) -> Var {
         let encoded = self.encode(tape, source, mask);
-        let mut h = self.embedding.forward(tape, tokens);
+        let mut h = self.dropout.forward(tape, &self.embedding.forward(tape, tokens));
         for layer in &self.decoder {
-            h = if self.checkpoint_activations && tape.is_recording() {
+            let after = if self.checkpoint_activations && tape.is_recording() {
                 let (layer, mask) = (layer.clone(), mask.cloned());
                 checkpoint(tape, &[&h, &encoded], move |tape, x| {
                     let (k, v) = layer.keys_and_values(tape, &x[1]);
@@ -270,6 +274,7 @@ impl EncoderDecoder {
                 let (k, v) = layer.keys_and_values(tape, &encoded);
                 layer.forward(tape, &h, (&k, &v), mask, None)
             };
+            h = self.dropout.residual(tape, &h, after);
         }
         self.norm_out.forward(tape, &h)
     }

@@ -31,7 +31,7 @@ fn is_of(record: &Record, cell: &Cell) -> bool {
 /// As [`results_of`]; also when the log is missing or damaged, or they do not agree.
 pub(crate) fn read(folder: &Path) -> Result<Old> {
     let path = folder.join(RESULTS);
-    let mut results: Results = results_of(folder, EXPERIMENT)?;
+    let mut results: Results = results_of(folder, |found| found == EXPERIMENT, EXPERIMENT)?;
     let failed = |why: &dyn std::fmt::Display| unusable(&path, why);
     check_distinct(&path, &results.rows.iter().map(|row| row.cell.clone()).collect::<Vec<_>>())?;
     let points = results.plan.settings.prior.points;
@@ -121,7 +121,7 @@ impl Old {
         let done = |record: &Record| results.rows.iter().any(|row| is_of(record, &row.cell));
         log::replace(&folder.join(LOG), &records.into_iter().filter(done).collect::<Vec<_>>())?;
         let folders: Vec<PathBuf> = results.rows.iter().map(|row| folder.join(row.cell.folder())).collect();
-        clear_models(folder, &folders)?;
+        clear_models(folder, &folders, &[])?;
         Ok(results.rows)
     }
 }
@@ -147,7 +147,7 @@ mod tests {
     fn train(plan: Plan, folder: &Path, existing: Existing, most: usize) -> Run {
         let mut run = Run::begin(plan, folder, existing, &mut |_| {}).unwrap();
         let cells = run.cells();
-        cells.iter().take(most).for_each(|cell| run.train(cell, &mut |_| {}).unwrap());
+        cells.iter().take(most).for_each(|cell| assert!(run.train(cell, &mut |_| {}).unwrap()));
         if cells.len() <= most {
             run.finish().unwrap();
         }

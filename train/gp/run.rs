@@ -26,6 +26,7 @@ use crate::folder::{self, Found, LOCK, LOG, Lock};
 use crate::log::Writer;
 use crate::memory;
 use crate::run::{Existing, Machine, refuse, size_note};
+use crate::stop::Stop;
 use crate::summary::Stat;
 use crate::{Error, Result};
 
@@ -202,6 +203,8 @@ pub struct Run {
     pub results: Results,
     /// Sentences that the user should see before it starts.
     pub notes: Vec<String>,
+    /// Who may ask for a stop.
+    pub stop: Stop,
     folder: PathBuf,
     held_out: HeldOut,
     log: Writer,
@@ -244,7 +247,7 @@ impl Run {
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION").to_owned(), Machine::here());
         let (finished, summary, failed) = (false, vec![], None);
         let results = Results { kumiki, finished, plan, machine, floor, rows, summary, failed };
-        let mut run = Run { results, notes, folder: folder.to_owned(), held_out, log, lock };
+        let mut run = Run { results, notes, stop: Stop::default(), folder: folder.to_owned(), held_out, log, lock };
         run.write()?;
         Ok(run)
     }
@@ -255,16 +258,18 @@ impl Run {
         self.results.plan.cells().into_iter().filter(|cell| !done(cell)).collect()
     }
 
-    /// Trains one of [`Run::cells`] and adds its row, or notes why there is none.
+    /// Trains one of [`Run::cells`] and adds its row, or notes why there is none. Tells whether it went to its end.
     ///
     /// # Errors
     /// As [`train_model`].
-    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<()> {
+    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<bool> {
         let folder = self.folder.join(cell.folder());
-        match train_model(cell, &self.results.plan.settings, &self.held_out, &mut self.log, &folder, show) {
-            Ok(trained) => {
+        let settings = &self.results.plan.settings;
+        match train_model(cell, settings, &self.held_out, &mut self.log, &folder, &self.stop, show) {
+            Ok(None) => Ok(false),
+            Ok(Some(trained)) => {
                 self.results.rows.push(Row { cell: cell.clone(), machine: Machine::here(), trained });
-                self.write()
+                self.write().map(|()| true)
             }
             Err(e) => {
                 self.results.failed = Some(Failure { cell: cell.clone(), error: e.to_string() });

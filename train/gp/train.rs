@@ -17,6 +17,7 @@ use super::settings::Settings;
 use crate::checkpoint;
 use crate::compare::Event;
 use crate::log::{Record, Writer};
+use crate::stop::Stop;
 use crate::trainer::{StepReport, check_params, update};
 use crate::{Error, Result};
 
@@ -71,7 +72,8 @@ impl Training {
 }
 
 /// Trains the model of `cell` as the settings say and measures it. Steps go to `log`, where the loss is the mean squared
-/// error; the model is saved in `folder` at the end, never when it has diverged. `show` hears of everything.
+/// error; the model is saved in `folder` at the end, never when it has diverged. `show` hears of everything. `None` when it
+/// was asked to stop: what it has learnt is lost, for these models take minutes.
 ///
 /// # Errors
 /// As the parts do. When a loss or a gradient is no number, the sentence says in which step.
@@ -81,14 +83,18 @@ pub fn train_model(
     held_out: &HeldOut,
     log: &mut Writer,
     folder: &Path,
+    stop: &Stop,
     show: &mut dyn FnMut(Event),
-) -> Result<Trained> {
+) -> Result<Option<Trained>> {
     let started = Instant::now();
     let named = |e: Error| Error::new(format!("{cell}: {e}"));
     let mut training = Training::new(&cell.model, settings, cell.seed)?;
-    show(Event::Start { model: &cell.model, steps: settings.steps });
+    show(Event::Start { model: &cell.model, steps: settings.steps, done: 0 });
     let mut train_loss = f64::NAN;
     while training.step < settings.steps {
+        if stop.is_asked() {
+            return Ok(None);
+        }
         let report = training.step().map_err(named)?;
         show(Event::Step(&report));
         train_loss = report.loss;
@@ -119,7 +125,7 @@ pub fn train_model(
     checkpoint::save_regressor(folder, &training.model, &notes)?;
     let (params, seconds) = (training.model.param_count(), started.elapsed().as_secs_f64());
     show(Event::Done { model: &cell.model, seconds, found: Some(("RMSE", errors.rmse)) });
-    Ok(Trained { params, errors, train_loss, seconds })
+    Ok(Some(Trained { params, errors, train_loss, seconds }))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::data::Data;
 use crate::folder::{self, Found, Lock, RESULTS};
 use crate::laws::{Fit, FitOptions, Point, fit};
 use crate::run::{Existing, Machine, Plan, Run, refuse};
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// What `results.json` calls this experiment.
@@ -91,6 +92,8 @@ pub struct Results {
 pub struct GridRun {
     /// What will stand in `results.json`.
     pub results: Results,
+    /// Who may ask for a stop.
+    pub stop: Stop,
     folder: PathBuf,
     data: Data,
     _lock: Lock,
@@ -119,7 +122,7 @@ impl GridRun {
         let (kumiki, machine) = (env!("CARGO_PKG_VERSION").to_owned(), Machine::here());
         let (finished, experiment, rows, laws) = (false, EXPERIMENT, vec![], vec![]);
         let results = Results { kumiki, finished, experiment, grid, machine, rows, laws };
-        let mut run = GridRun { results, folder: folder.to_owned(), data, _lock: lock };
+        let mut run = GridRun { results, stop: Stop::default(), folder: folder.to_owned(), data, _lock: lock };
         let cells = run.results.grid.cells();
         run.results.rows = cells.iter().filter_map(|cell| run.row_of(cell).transpose()).collect::<Result<_>>()?;
         run.write()?;
@@ -170,20 +173,23 @@ impl GridRun {
         Ok(Row { size: cell.size.to_string(), budget: cell.budget, loss, flops, result })
     }
 
-    /// Trains one of [`GridRun::cells`].
+    /// Trains one of [`GridRun::cells`]. Gives the step after which it was stopped, if it was.
     ///
     /// # Errors
     /// As the run of the cell does.
-    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<()> {
+    pub fn train(&mut self, cell: &Cell, show: &mut dyn FnMut(Event)) -> Result<Option<u64>> {
         let mut run = self.resumed(cell)?;
+        run.keeping.stop = self.stop.clone();
         for part in run.cells() {
-            run.train(&part, show)?;
+            if let Some(step) = run.train(&part, show)? {
+                return Ok(Some(step));
+            }
         }
         let row = self.finished(run, cell)?;
         self.results.rows.push(row);
         let order = self.results.grid.cells();
         self.results.rows.sort_by_key(|row| order.iter().position(|cell| is_of(row, cell)));
-        self.write()
+        self.write().map(|()| None)
     }
 
     /// Fits the laws, draws them, and marks the grid as finished.
@@ -319,7 +325,7 @@ mod tests {
         let data = Data::open("math", 0.0, 16)?;
         let mut run = GridRun::begin(grid, data, folder, existing)?;
         let cells = run.cells();
-        cells.iter().take(most).try_for_each(|cell| run.train(cell, &mut |_| {}))?;
+        cells.iter().take(most).try_for_each(|cell| run.train(cell, &mut |_| {}).map(drop))?;
         if cells.len() <= most {
             run.finish(&FitOptions { bootstrap: 100, ..FitOptions::default() })?;
         }
