@@ -13,6 +13,8 @@ pub mod chart;
 pub mod checkpoint;
 pub mod compare;
 pub mod corpus;
+#[cfg(feature = "export")]
+pub mod csv_log;
 pub mod data;
 mod error;
 mod folder;
@@ -33,6 +35,8 @@ pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prefix;
+#[cfg(feature = "report")]
+pub mod report;
 mod resume;
 pub mod run;
 pub mod sample;
@@ -41,6 +45,8 @@ pub mod settings;
 mod spans;
 pub mod suggest;
 pub mod summary;
+#[cfg(feature = "export")]
+pub mod tensorboard;
 pub mod tokenizer;
 pub mod trainer;
 mod variants;
