@@ -7,6 +7,8 @@ mod axis;
 pub mod batches;
 pub mod bench;
 pub mod blocks;
+#[cfg(feature = "plots")]
+mod canvas;
 pub mod cem;
 #[cfg(feature = "plots")]
 pub mod chart;

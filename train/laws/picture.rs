@@ -3,15 +3,15 @@
 
 use std::path::Path;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::{Fit, Point};
-use crate::axis::{Axis, Ticks, short};
+use crate::Result;
+use crate::axis::{Frame, Ticks, short};
+use crate::canvas::{self, Area, Drawn};
 use crate::chart::{Scale, x_axis};
 use crate::looks::{FONT, INK, Look};
-use crate::plot::{Drawn, replace};
-use crate::{Error, Result};
+use crate::plot::replace;
 
 /// A model's points and their law.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ const STEPS: usize = 24;
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Result<()> {
-    replace(path.as_ref(), &svg(title, models)?)
+    replace(path.as_ref(), svg(title, models)?.as_bytes())
 }
 
 /// The picture as the text of an SVG file.
@@ -50,15 +50,9 @@ pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Resu
 pub fn svg(title: &str, models: &[Fitted<'_>]) -> Result<String> {
     let columns = models.len().clamp(1, ROW);
     let rows = models.len().div_ceil(columns).max(1);
-    let mut out = String::new();
     let extent = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD);
-    let root = SVGBackend::with_string(&mut out, extent).into_drawing_area();
-    draw(&root, title, models, (rows, columns)).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
-    drop(root);
-    Ok(out)
+    canvas::svg(extent, |root| draw(root, title, models, (rows, columns)))
 }
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usize)) -> Drawn<()> {
     root.fill(&WHITE)?;
@@ -69,7 +63,6 @@ fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usiz
         draw_panel(&chart, model, &sizes)?;
         draw_legend(&legend, &sizes)?;
     }
-    root.present()?;
     Ok(())
 }
 
@@ -115,26 +108,10 @@ fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
     let curves: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| curve(fit, params, reach)).collect();
     let measured = |params: f64| points.iter().filter(move |p| p.params == params).map(|p| (p.tokens, p.loss));
     let dots: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| measured(params).collect()).collect();
-    let (x_range, x_ticks) = x_axis(tokens().map(f64::log10).collect(), Scale::Log);
-    let (y_range, y_ticks) = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
-    let mut chart = ChartBuilder::on(area)
-        .caption(name, (FONT, 17).into_font().color(&INK))
-        .margin(12)
-        .x_label_area_size(46)
-        .y_label_area_size(64)
-        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
-    chart
-        .configure_mesh()
-        .bold_line_style(RGBColor(222, 222, 228))
-        .light_line_style(TRANSPARENT)
-        .axis_style(INK)
-        .x_desc("training tokens D")
-        .y_desc("loss (nats per token)")
-        .axis_desc_style((FONT, 15).into_font().color(&INK))
-        .label_style((FONT, 13).into_font().color(&INK))
-        .x_label_formatter(&|x| x_ticks.label(*x))
-        .y_label_formatter(&|y| y_ticks.label(*y))
-        .draw()?;
+    let x = x_axis(tokens().map(f64::log10).collect(), Scale::Log);
+    let y = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
+    let frame = Frame { title: name, x: "training tokens D", y: Some("loss (nats per token)"), alone: false };
+    let mut chart = frame.draw(area, &x, &y)?;
     let place = |p: &(f64, f64)| (p.0.log10(), p.1.log10());
     for (n, curve) in curves.iter().enumerate() {
         chart.draw_series([Look::of(n).line(curve.iter().map(place).collect())])?;

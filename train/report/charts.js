@@ -35,7 +35,7 @@
   function short(y, digits = 4) {
     if (y === 0) return "0";
     const size = Math.abs(y);
-    if (size < 1e-3 || size >= 1e15) return y.toExponential(Math.max(0, digits - 2)).replace("e+", "e");
+    if (size < 1e-4 || size >= 1e15) return y.toExponential(Math.max(0, digits - 2)).replace("e+", "e");
     for (const [step, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
       if (size >= step && (step > 1e3 || size >= 1e4)) return Number((y / step).toPrecision(digits)) + unit;
     }
@@ -56,16 +56,14 @@
   }
   function logarithmic(low, high, most) {
     const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
-    for (const multiples of [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1]]) {
+    const every = Math.max(1, Math.ceil((to - from) / most));
+    for (const multiples of [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1.5, 2, 3, 5, 7], [1, 2, 5], [1]]) {
       const ticks = [];
-      for (let e = from; e <= to; e++) for (const m of multiples) ticks.push(m * 10 ** e);
-      const inside = ticks.filter((y) => y >= low * 0.9999 && y <= high * 1.0001);
-      if (inside.length < 2) break;
-      if (inside.length <= most) return inside.map((y) => [y, short(y, 1)]);
-      if (multiples.length === 1) {
-        const every = Math.ceil(inside.length / most);
-        return inside.filter((_, n) => n % every === 0).map((y) => [y, short(y, 1)]);
+      for (let e = from; e <= to; e++) {
+        if (multiples.length > 1 || e % every === 0) for (const m of multiples) ticks.push(m * 10 ** e);
       }
+      const inside = ticks.filter((y) => y >= low * 0.9999 && y <= high * 1.0001);
+      if (inside.length >= 3 && inside.length <= most + 1) return inside.map((y) => [y, short(y, 2)]);
     }
     return linear(low, high, most).filter(([y]) => y > 0);
   }
@@ -112,7 +110,7 @@
     const fits = (x) => !state.logX || x > 0;
     let x = state.zoom ?? list.reduce((range, s) => extent(s[state.x].filter(fits), range), undefined) ?? [0, 1];
     if (!(x[0] < x[1])) x = Number.isFinite(x[0]) ? [x[0] * 0.9 - (state.logX ? 0 : 0.5), x[0] * 1.1 + 0.5] : [state.logX ? 1 : 0, 2];
-    else if (!state.zoom && !state.logX) x = [Math.min(0, x[0]), x[1]];
+    else if (!state.zoom && !state.logX) x = [Math.min(0, x[0]), x[1] + 0.012 * (x[1] - Math.min(0, x[0]))];
     const inside = (v) => v >= x[0] && v <= x[1];
     let all = [], vals = [];
     for (const s of list) {
@@ -149,7 +147,7 @@
     const range = ranges(key, list, logY);
     const yTicks = (logY ? logarithmic : linear)(range.y[0], range.y[1], height / 44);
     const xTicks = (state.logX ? logarithmic : linear)(range.x[0], range.x[1], Math.min(10, width / 72));
-    const left = 20 + 7.3 * Math.max(3, ...yTicks.map(([, label]) => label.length)), right = 16, top = 10, bottom = 40;
+    const left = 26 + 7.3 * Math.max(3, ...yTicks.map(([, label]) => label.length)), right = 16, top = 10, bottom = 40;
     const scale = ([low, high], log, from, to) => {
       const place = log ? (v) => Math.log10(v) : (v) => v;
       const [a, b] = [place(low), place(high)];
@@ -181,7 +179,7 @@
     }
     draw(svg, "line", { class: "grid", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom });
     draw(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, units[state.x]);
-    draw(svg, "text", { x: 0, y: 0, transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, unit);
+    draw(svg, "text", { x: 0, y: 0, transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, unit);
 
     const clip = draw(svg, "clipPath", { id: `clip-${key}` });
     draw(clip, "rect", { x: left, y: top, width: width - left - right, height: height - top - bottom });
@@ -247,11 +245,12 @@
     tip.hidden = true;
     let cursor = null, start = null;
     const leave = () => { layer.replaceChildren(); tip.hidden = true; cursor = null; };
-    const values = (s, n) => {
-      const [mean, low, high] = [s[c.key].mean[n], s[c.key].low?.[n], s[c.key].high?.[n]];
-      if (mean === null) return "no number";
-      return short(mean) + (low !== undefined && low !== null ? ` (${short(low)} to ${short(high)})` : "");
-    };
+    // The columns of what is read: raw and smoothed, and what else there is.
+    const smooth = c.key !== "lr" && state.weight > 0;
+    const columns = [["as is", (row) => row.raw]];
+    if (list.some((s) => s[c.key].low)) columns.push(["lowest", (row) => row.low], ["highest", (row) => row.high]);
+    if (smooth) columns.push(["smooth", (row) => row.level]);
+    if (c.key === "loss" && list.some((s) => s.val.length)) columns.push(["valid.", (row) => row.val]);
     function show(x) {
       if (!list.length) return;
       layer.replaceChildren();
@@ -259,8 +258,9 @@
       tip.hidden = false;
       const rows = list.filter((s) => s[state.x].length).map((s) => {
         const n = nearest(s[state.x], x);
-        const level = smoothedOf(s, c.key)[n];
-        return { s, n, level, at: s[state.x][n] };
+        const at = s[state.x][n], values = s[c.key];
+        const val = s.val.filter((point) => point[column[state.x]] <= at).at(-1)?.[3];
+        return { s, at, raw: values.mean[n], low: values.low?.[n], high: values.high?.[n], level: smoothedOf(s, c.key)[n], val };
       });
       // At the point that is nearest to where one points.
       const at = rows.reduce((best, row) => (Math.abs(row.at - x) < Math.abs(best - x) ? row.at : best), rows[0].at);
@@ -268,23 +268,21 @@
       draw(layer, "line", { class: "cursor", x1: c.px(at), x2: c.px(at), y1: c.top, y2: c.height - c.bottom });
       make(tip, "b", `${units[state.x]} ${state.x === "seconds" ? short(at) : at.toLocaleString("en")}`);
       rows.sort((a, b) => (b.level ?? -Infinity) - (a.level ?? -Infinity));
-      for (const { s, n, level, at: own } of rows.slice(0, 12)) {
-        const row = make(tip, "div");
-        make(row, "i").style.background = colour(s.model);
-        const here = own === at || Math.abs(c.px(own) - c.px(at)) < 12;
-        make(row, "span", name(s) + (here ? "" : ` at ${short(own)}`));
-        let text = values(s, n);
-        if (c.key !== "lr" && state.weight > 0 && level !== null) text += `, smoothed ${short(level)}`;
-        if (c.key === "loss") {
-          const val = s.val.filter((point) => point[column[state.x]] <= own).at(-1);
-          if (val) text += `, val ${short(val[3])}`;
-        }
-        make(row, "em", text);
-        if (c.can(own, level) && level <= c.range.y[1] && level >= c.range.y[0]) {
-          draw(layer, "circle", { cx: c.px(own), cy: c.py(level), r: 4.5, fill: "var(--ground)", stroke: colour(s.model), "stroke-width": 2 });
+      tip.style.gridTemplateColumns = `10px minmax(4rem, auto) repeat(${columns.length}, auto)`;
+      make(tip, "span", "");
+      make(tip, "span", "");
+      for (const [title] of columns) make(tip, "em", columns.length > 1 ? title : "", "head");
+      for (const row of rows.slice(0, 12)) {
+        make(tip, "i").style.background = colour(row.s.model);
+        const here = row.at === at || Math.abs(c.px(row.at) - c.px(at)) < 12;
+        make(tip, "span", name(row.s) + (here ? "" : ` at ${short(row.at)}`));
+        for (const [, of] of columns) make(tip, "em", of(row) === undefined ? "" : of(row) === null ? "none" : short(of(row)));
+        const { level } = row;
+        if (c.can(row.at, level) && level <= c.range.y[1] && level >= c.range.y[0]) {
+          draw(layer, "circle", { cx: c.px(row.at), cy: c.py(level), r: 4.5, fill: "var(--ground)", stroke: colour(row.s.model), "stroke-width": 2 });
         }
       }
-      if (rows.length > 12) make(tip, "span", `and ${rows.length - 12} more`);
+      if (rows.length > 12) make(tip, "b", `and ${rows.length - 12} more`);
       const scale = place.clientWidth / c.width, px = c.px(at) * scale;
       const space = place.clientWidth - tip.offsetWidth;
       tip.style.left = `${Math.max(0, Math.min(space, px > place.clientWidth / 2 ? px - tip.offsetWidth - 14 : px + 14))}px`;
@@ -331,7 +329,7 @@
   // ---- controls
 
   function update() {
-    const reset = byId("reset");
+    const reset = byId("unzoom");
     if (reset) reset.hidden = state.zoom === null;
     const focused = figures.findIndex((figure) => figure.querySelector("svg") === document.activeElement);
     figures.forEach(chart);
@@ -376,7 +374,7 @@
     on("corpus", "change", (corpus) => { state.corpus = Number(corpus.value); state.zoom = null; legend(); });
     on("logx", "change", (box) => { state.logX = box.checked; state.zoom = null; });
     on("peaks", "change", (box) => { state.peaks = box.checked; });
-    on("reset", "click", () => { state.zoom = null; });
+    on("unzoom", "click", () => { state.zoom = null; });
     const weight = () => { byId("weight").textContent = Number(byId("smooth").value).toFixed(2); };
     on("smooth", "input", (slider) => { state.weight = Number(slider.value); weight(); });
     figures.forEach((figure) => figure.querySelector("input").addEventListener("change", () => chart(figure)));

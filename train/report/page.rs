@@ -152,7 +152,7 @@ fn charts(curves: &Curves) -> Markup {
                     label { "Smoothing " input #smooth type="range" min="0" max="0.99" step="0.01" value="0.8"; output #weight for="smooth" {} }
                     label { input #logx type="checkbox"; " log x" }
                     label { input #peaks type="checkbox"; " whole range of y" }
-                    button #reset type="button" hidden { "Reset zoom" }
+                    button #unzoom type="button" hidden { "Reset zoom" }
                 }
                 fieldset #legend { legend { "Shown" } }
                 div #charts {
@@ -181,8 +181,8 @@ fn charts(curves: &Curves) -> Markup {
 
 fn results(table: &Table, several: bool) -> Markup {
     let seeds = table.rows.iter().any(|row| row.seeds > 1);
-    let head = |name: &str, title: &str| {
-        markup! { th scope="col" aria-sort="none" { button type="button" title=[Some(title).filter(|t| !t.is_empty())] { (name) } } }
+    let head = |name: &str, title: &str, text: bool| {
+        markup! { th class=[text.then_some("left")] scope="col" aria-sort="none" { button type="button" title=[Some(title).filter(|t| !t.is_empty())] { (name) } } }
     };
     let row = |row: &Row| {
         markup! {
@@ -200,10 +200,10 @@ fn results(table: &Table, several: bool) -> Markup {
             table.sortable {
                 @if !table.corpus.is_empty() { caption { "on " (table.corpus) } }
                 thead { tr {
-                    @if several { (head("run", "")) }
-                    (head("model", ""))
-                    @if seeds { (head("seeds", "how many are done")) }
-                    @for (name, title) in &table.columns { (head(name, title)) }
+                    @if several { (head("run", "", true)) }
+                    (head("model", "", true))
+                    @if seeds { (head("seeds", "how many are done", false)) }
+                    @for (name, title) in &table.columns { (head(name, title, false)) }
                 } }
                 tbody { @for r in &table.rows { (row(r)) } }
             }
