@@ -4,7 +4,7 @@
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
   const figures = [...document.querySelectorAll("figure")];
-  const state = { x: "step", weight: 0.8, logX: false, peaks: false, corpus: 0, hidden: new Set(), zoom: null };
+  const state = { x: "step", weight: 0, logX: false, peaks: false, corpus: 0, hidden: new Set(), zoom: null };
   const several = new Set(data.models.map((model) => model.run)).size > 1;
   const dashes = ["", "9 5", "2 4"];
   const colour = (model) => `var(--c${model % 7})`;
@@ -380,6 +380,10 @@
     figures.forEach((figure) => figure.querySelector("input").addEventListener("change", () => chart(figure)));
     // A browser may keep what was chosen before the page was loaded again.
     document.querySelector("form.controls").reset();
+    // A mean over about a twentieth of a curve.
+    const longest = Math.max(...data.series.map((s) => s.step.length));
+    state.weight = Math.max(0, Math.min(0.95, Math.round(20 - 400 / longest) / 20));
+    byId("smooth").value = state.weight;
     weight();
     legend();
     update();

@@ -149,7 +149,7 @@ fn charts(curves: &Curves) -> Markup {
                         option value="tokens" { "tokens" }
                         option value="seconds" { "seconds of training" }
                     } }
-                    label { "Smoothing " input #smooth type="range" min="0" max="0.99" step="0.01" value="0.8"; output #weight for="smooth" {} }
+                    label { "Smoothing " input #smooth type="range" min="0" max="0.99" step="0.01" value="0"; output #weight for="smooth" {} }
                     label { input #logx type="checkbox"; " log x" }
                     label { input #peaks type="checkbox"; " whole range of y" }
                     button #unzoom type="button" hidden { "Reset zoom" }
