@@ -68,15 +68,19 @@
     return linear(low, high, most).filter(([y]) => y > 0);
   }
 
-  // An exponential mean, corrected at its start; gaps stay gaps.
+  // A mean with weights that fall by the same factor from point to point, to both sides: it does not lag behind a falling curve.
+  // Gaps stay gaps.
   function smoothed(values, weight) {
-    let mean = 0, share = 0;
-    return values.map((y) => {
-      if (y === null) return null;
-      mean = weight * mean + (1 - weight) * y;
-      share = weight * share + (1 - weight);
-      return mean / share;
-    });
+    const sums = values.map(() => [0, 0]);
+    for (const order of [values.keys(), [...values.keys()].reverse()]) {
+      let [sum, count] = [0, 0];
+      for (const n of order) {
+        sums[n][0] += weight * sum;
+        sums[n][1] += weight * count;
+        if (values[n] !== null) [sum, count] = [weight * sum + values[n], weight * count + 1];
+      }
+    }
+    return values.map((y, n) => (y === null ? null : (y + sums[n][0]) / (1 + sums[n][1])));
   }
   const cache = new Map();
   function smoothedOf(series, key) {
@@ -125,7 +129,8 @@
     if (!(low <= high)) return { x, y: logY ? [0.1, 1] : [0, 1], empty: true };
     // The first drop from the untrained loss would flatten everything else.
     if (!state.peaks && all.length && !logY && key !== "lr") {
-      high = Math.max(all[Math.min(all.length - 1, Math.floor(all.length * 0.95))], extent(vals)[1]);
+      const most = (list) => list[Math.min(list.length - 1, Math.floor(list.length * 0.95))];
+      high = Math.max(most(all), vals.length < 20 ? extent(vals)[1] : most(vals.sort((a, b) => a - b)));
     }
     if (logY) {
       const room = high > low ? (high / low) ** 0.06 : 1.2;
@@ -185,11 +190,11 @@
     draw(clip, "rect", { x: left, y: top, width: width - left - right, height: height - top - bottom });
     const inner = draw(svg, "g", { "clip-path": `url(#clip-${key})`, fill: "none" });
     const path = (xs, ys) => {
-      let text = "", pen = "M", alone = true, last = null;
+      let text = "", pen = "M";
       xs.forEach((x, n) => {
         if (!can(x, ys[n])) { pen = "M"; return; }
         // A point between gaps is a dot: a line of no length with round ends.
-        last = `${px(x).toFixed(1)} ${py(ys[n]).toFixed(1)}`;
+        const last = `${px(x).toFixed(1)} ${py(ys[n]).toFixed(1)}`;
         text += pen === "M" ? `M${last}L${last}` : `L${last}`;
         pen = "L";
       });
@@ -198,9 +203,15 @@
     for (const s of list) {
       const xs = s[state.x], stroke = colour(s.model), values = s[key];
       if (values.low) {
-        const edge = (ys, order) => xs.map((x, n) => [x, ys[n]]).filter(([x, y]) => can(x, y)).map(([x, y]) => `${px(x).toFixed(1)} ${py(y).toFixed(1)}`);
-        const band = [...edge(values.high), ...edge(values.low).reverse()];
-        if (band.length) draw(inner, "path", { d: `M${band.join("L")}Z`, fill: stroke, opacity: 0.16 });
+        // Not over gaps.
+        let from = 0;
+        for (let n = 0; n <= xs.length; n++) {
+          if (n < xs.length && can(xs[n], values.low[n])) continue;
+          const edge = (ys) => xs.slice(from, n).map((x, i) => `${px(x).toFixed(1)} ${py(ys[from + i]).toFixed(1)}`);
+          const band = [...edge(values.high), ...edge(values.low).reverse()];
+          if (band.length) draw(inner, "path", { d: `M${band.join("L")}Z`, fill: stroke, opacity: 0.16 });
+          from = n + 1;
+        }
       } else if (key !== "lr" && state.weight > 0) {
         draw(inner, "path", { d: path(xs, values.mean), stroke, opacity: 0.28 });
       }
@@ -380,9 +391,9 @@
     figures.forEach((figure) => figure.querySelector("input").addEventListener("change", () => chart(figure)));
     // A browser may keep what was chosen before the page was loaded again.
     document.querySelector("form.controls").reset();
-    // A mean over about a twentieth of a curve.
+    // About a twentieth of a curve.
     const longest = Math.max(...data.series.map((s) => s.step.length));
-    state.weight = Math.max(0, Math.min(0.95, Math.round(20 - 400 / longest) / 20));
+    state.weight = Math.max(0, Math.min(0.95, Math.round(20 - 800 / longest) / 20));
     byId("smooth").value = state.weight;
     weight();
     legend();

@@ -86,10 +86,11 @@ fn card(run: &RunData) -> Markup {
             p {
                 (run.text("experiment")) ", preset " (run.text("preset"))
                 @if !corpora.is_empty() { ", on " (corpora.join(", ")) }
-                ", seeds " (text(&results["seeds"]))
+                ", seed" (if results["seeds"].as_array().is_some_and(|all| all.len() > 1) { "s " } else { " " }) (text(&results["seeds"]))
             }
             @if let Some(error) = error {
-                p.bad { "`" (text(&results["failed"]["model"])) "`: " (error) }
+                @let model = text(&results["failed"]["model"]);
+                p.bad { @if !error.contains(&model) { (model) ": " } (error) }
             }
             @let begun = begun(run);
             @if !begun.is_empty() { ul { @for line in &begun { li { (line) } } } }
@@ -165,7 +166,7 @@ fn charts(curves: &Curves) -> Markup {
                     }
                 }
                 p.note {
-                    "Faint: as measured. Strong: smoothed by an exponential mean. Drag over a chart to zoom; with a chart in focus the "
+                    "Faint: as measured. Strong: smoothed by an exponential mean over both sides. Drag over a chart to zoom; with a chart in focus the "
                     "arrow keys read it. Unless the whole range of y is shown, the axis leaves out the highest twentieth of a curve."
                     @if let Some(most) = curves.series.iter().map(|s| s.stretch).filter(|n| *n > 1).max() {
                         " Long logs are thinned: a point stands for up to " (thousands(most as u64)) " steps, a line for their means, "
