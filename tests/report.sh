@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Opens the page of a small run in headless Chromium, at the widths of a desk and of a phone, and uses it.
+# Opens the page of a small run in headless Chromium, dark and light, as wide as a desk and a phone show it, and uses it.
 #
 #   tests/report.sh [RUN...]
 #
@@ -42,6 +42,9 @@ try {
   const ticks = (n = 0) => [...all("figure")[n].querySelectorAll("text")].map((text) => text.textContent).join();
   const firstCurve = () => document.querySelector("figure path.curve").getAttribute("d");
   const differs = (read, act, what) => { const before = read(); act(); must(read() !== before, what); };
+  const background = () => getComputedStyle(document.body).backgroundColor;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  must(dark === background().match(/\d+/g)[0] < 128, `dark: ${dark}, but ${background()}`);
   must(all("figure svg").length === 4, "four charts");
   const full = curves();
   must(full >= 4, "curves in all charts: " + full);
@@ -89,7 +92,6 @@ try {
   differs(ticks, () => { point("pointerdown", 0.4); point("pointermove", 0.6); point("pointerup", 0.6); }, "zooming");
   must(!document.getElementById("unzoom").hidden, "the button that ends it");
   document.getElementById("unzoom").click();
-  const background = () => getComputedStyle(document.body).backgroundColor;
   change("theme", (theme) => { theme.value = "light"; });
   differs(background, () => change("theme", (theme) => { theme.value = "dark"; }), "dark");
   const column = [...document.querySelectorAll("table.sortable thead button")].findIndex((button) => button.textContent === "seconds");
@@ -118,12 +120,17 @@ HTML
 
 options=(--no-sandbox --headless --disable-gpu --hide-scrollbars)
 for size in 1440,900 390,844; do
-    found=$("$browser" "${options[@]}" --user-data-dir="$work/used" --window-size=$size --virtual-time-budget=5000 --dump-dom "file://$work/used.html" 2>"$work/log" |
-        grep -o '<title>[^<]*</title>' | head -1 || true)
-    echo "$size: $found"
-    [ "$found" = "<title>RIGHT</title>" ] || { tail -5 "$work/log"; exit 1; }
-    if [ -n "${SHOTS-}" ]; then
-        mkdir -p "$SHOTS"
-        "$browser" "${options[@]}" --user-data-dir="$work/shot" --window-size=$size --screenshot="$SHOTS/report-$size.png" "file://$work/report.html" 2>/dev/null
-    fi
+    for colours in dark light; do
+        # As the browser numbers them.
+        chosen=(--window-size=$size --blink-settings=preferredColorScheme=$([ $colours = dark ] && echo 0 || echo 1))
+        found=$("$browser" "${options[@]}" "${chosen[@]}" --user-data-dir="$work/used-$size-$colours" --virtual-time-budget=5000 \
+            --dump-dom "file://$work/used.html" 2>"$work/log" | grep -o '<title>[^<]*</title>' | head -1 || true)
+        echo "$size, $colours: $found"
+        [ "$found" = "<title>RIGHT</title>" ] || { tail -5 "$work/log"; exit 1; }
+        if [ -n "${SHOTS-}" ]; then
+            mkdir -p "$SHOTS"
+            "$browser" "${options[@]}" "${chosen[@]}" --user-data-dir="$work/shot" \
+                --screenshot="$SHOTS/report-$size-$colours.png" "file://$work/report.html" 2>/dev/null
+        fi
+    done
 done

@@ -2,7 +2,7 @@
 //!
 //! Everything is in the one file: style, script, numbers. It loads nothing, and a policy in its head has the browser refuse
 //! what would. The tables are plain HTML, sorted by a click; the charts are drawn by `charts.js` from numbers that stand as JSON
-//! in the page, long logs thinned ([`series`]). All text of runs goes through the template, which escapes it, or through JSON in
+//! in the page, long logs thinned (`series.rs`). All text of runs goes through the template, which escapes it, or through JSON in
 //! which no `<` is left.
 
 mod page;
