@@ -11,7 +11,7 @@ use plotters::prelude::*;
 use crate::axis::{Frame, Ticks};
 use crate::canvas::{self, Area, Drawn};
 use crate::looks::{FONT, INK, Look};
-use crate::plot::{check_place, replace};
+use crate::plot::{check_place, write_as_named};
 use crate::{Error, Result};
 
 /// How points are drawn.
@@ -95,12 +95,12 @@ pub fn check(path: &Path) -> Result<()> {
     check_place(path)
 }
 
-/// Writes the picture to `path`, replacing what was there, whole or not at all.
+/// Writes the picture to `path`, replacing what was there, whole or not at all; as PNG where it is named so, else as SVG.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()> {
-    replace(path.as_ref(), svg(title, panels)?.as_bytes())
+    write_as_named(path.as_ref(), size(panels), |root| draw(root, title, panels))
 }
 
 /// The picture as the text of an SVG file.
@@ -108,9 +108,12 @@ pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()
 /// # Errors
 /// When it cannot be drawn.
 pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
+    canvas::svg(size(panels), |root| draw(root, title, panels))
+}
+
+fn size(panels: &[Panel]) -> (u32, u32) {
     let width = PANEL.0 * panels.len().max(1) as u32;
-    let size = (width, PANEL.1 + TITLE + (ROW * legend(panels, width as i32).len().max(1) as i32) as u32);
-    canvas::svg(size, |root| draw(root, title, panels))
+    (width, PANEL.1 + TITLE + (ROW * legend(panels, width as i32).len().max(1) as i32) as u32)
 }
 
 fn draw(root: &Area, title: &str, panels: &[Panel]) -> Drawn<()> {

@@ -56,17 +56,17 @@ const SIZE: (u32, u32) = (960, 600);
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
-    let path = path.as_ref();
-    match path.extension() {
-        Some(name) if name.eq_ignore_ascii_case("png") => replace(path, &png(title, curves)?),
-        _ => replace(path, svg(title, curves)?.as_bytes()),
-    }
+    write_as_named(path.as_ref(), SIZE, |root| draw(root, title, curves))
 }
 
-/// Writes a picture, whole or not at all, as the results next to it.
-pub(crate) fn replace(path: &Path, picture: &[u8]) -> Result<()> {
+/// Writes a picture, whole or not at all, as the results next to it: as PNG where `path` is named so, else as SVG.
+pub(crate) fn write_as_named(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area) -> Drawn<()>) -> Result<()> {
     check_place(path)?;
-    files::replace(path, &[picture]).map_err(|e| Error::io("write the picture", path, e))
+    let picture = match path.extension() {
+        Some(name) if name.eq_ignore_ascii_case("png") => canvas::png(size, draw)?,
+        _ => canvas::svg(size, draw)?.into_bytes(),
+    };
+    files::replace(path, &[&picture]).map_err(|e| Error::io("write the picture", path, e))
 }
 
 /// Whether something is in the place of a picture that is none.

@@ -11,7 +11,7 @@ use crate::axis::{Frame, Ticks, short};
 use crate::canvas::{self, Area, Drawn};
 use crate::chart::{Scale, x_axis};
 use crate::looks::{FONT, INK, Look};
-use crate::plot::replace;
+use crate::plot::write_as_named;
 
 /// A model's points and their law.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +35,13 @@ const SIZES: usize = 14;
 /// Straight pieces of a curve: places are whole pixels, and shorter pieces would show it.
 const STEPS: usize = 24;
 
-/// Writes the picture to `path`, replacing what was there, whole or not at all.
+/// Writes the picture to `path`, replacing what was there, whole or not at all; as PNG where it is named so, else as SVG.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Result<()> {
-    replace(path.as_ref(), svg(title, models)?.as_bytes())
+    let cells = cells(models);
+    write_as_named(path.as_ref(), size(cells), |root| draw(root, title, models, cells))
 }
 
 /// The picture as the text of an SVG file.
@@ -48,10 +49,18 @@ pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Resu
 /// # Errors
 /// When it cannot be drawn.
 pub fn svg(title: &str, models: &[Fitted<'_>]) -> Result<String> {
+    let cells = cells(models);
+    canvas::svg(size(cells), |root| draw(root, title, models, cells))
+}
+
+/// Rows and columns of panels.
+fn cells(models: &[Fitted<'_>]) -> (usize, usize) {
     let columns = models.len().clamp(1, ROW);
-    let rows = models.len().div_ceil(columns).max(1);
-    let extent = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD);
-    canvas::svg(extent, |root| draw(root, title, models, (rows, columns)))
+    (models.len().div_ceil(columns).max(1), columns)
+}
+
+fn size((rows, columns): (usize, usize)) -> (u32, u32) {
+    (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD)
 }
 
 fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usize)) -> Drawn<()> {
@@ -163,6 +172,8 @@ mod tests {
         assert!(svg("none", &[]).unwrap().starts_with("<svg"));
         let dir = Scratch::new();
         write(dir.path().join("laws.svg"), "t", &[model("m")]).unwrap();
+        write(dir.path().join("laws.PNG"), "t", &[model("m")]).unwrap();
+        assert!(std::fs::read(dir.path().join("laws.PNG")).unwrap().starts_with(b"\x89PNG"));
         assert!(write(dir.path().join("no/laws.svg"), "t", &[]).unwrap_err().to_string().contains("laws.svg"));
     }
 
