@@ -19,9 +19,10 @@ Examples:
   kumiki export runs/mine --tensorboard runs/events/mine
   tensorboard --logdir runs/events
 
-The table has the columns corpus, seed, model, step, loss, lr, grad_norm, tokens, tok_s, val_loss: losses in nats per
-token, tok_s in tokens a second. Every training has a folder of its own in DIR, with the tags train/loss, val/loss,
-lr, grad_norm and tok_s; times are seconds of training.")]
+The table has the columns corpus, seed, model, step, loss, lr, grad_norm, tokens, tok_s and
+val_loss: losses in nats per token, tok_s in tokens a second. Every training has a folder of
+its own in DIR, with the tags train/loss, val/loss, lr, grad_norm and tok_s; times are seconds
+of training.")]
 pub struct Args {
     /// The folder of a run, or its log
     #[arg(value_name = "RUN")]
