@@ -5,6 +5,8 @@ mod bench;
 mod cem;
 mod compare;
 mod eval;
+#[cfg(feature = "report")]
+mod export;
 mod generate;
 mod gp;
 mod gradcheck;
@@ -13,6 +15,8 @@ mod interrupt;
 mod macs;
 mod options;
 mod output;
+#[cfg(feature = "report")]
+mod page;
 mod prefix;
 mod progress;
 mod report;
@@ -57,6 +61,7 @@ Examples:
   kumiki compare tango --preset nano     all architectures, small, in seconds
   kumiki compare tango --data book.txt   on a text of yours
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
+  kumiki report runs/mine runs/other     runs as a page with curves and tables
   kumiki gp                              functions inferred from their points
   kumiki scaling run --dry-run           what a grid for scaling laws would cost
   kumiki gradcheck                       is every gradient right?
@@ -81,6 +86,10 @@ enum Command {
     Ablate(ablate::Args),
     Gp(gp::Args),
     Eval(eval::Args),
+    #[cfg(feature = "report")]
+    Report(page::Args),
+    #[cfg(feature = "report")]
+    Export(export::Args),
     Generate(generate::Args),
     #[command(subcommand)]
     Prefix(prefix::Command),
@@ -108,6 +117,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Ablate(args) => args.run(),
         Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),
+        #[cfg(feature = "report")]
+        Command::Report(args) => args.run(),
+        #[cfg(feature = "report")]
+        Command::Export(args) => args.run(),
         Command::Generate(args) => args.run(),
         Command::Prefix(command) => command.run(),
         Command::Inference(args) => args.run(),

@@ -7,6 +7,10 @@ use std::ops::Range;
 
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+use crate::canvas::{Area, Canvas, Drawn};
+use crate::looks::{FONT, INK};
 
 /// The most ticks of a logarithmic axis that have room.
 const MOST: usize = 12;
@@ -139,6 +143,52 @@ impl Ranged for Axis {
     }
     fn range(&self) -> Range<f64> {
         self.line.range()
+    }
+}
+
+/// Where a chart is drawn, once its axes are.
+pub(crate) type Chart<'a, 'b> = ChartContext<'a, Canvas<'b>, Cartesian2d<Axis, Axis>>;
+
+/// What is written around a chart.
+pub(crate) struct Frame<'a> {
+    pub title: &'a str,
+    pub x: &'a str,
+    /// Left out where the title says it.
+    pub y: Option<&'a str>,
+    /// Whether the chart is a picture of its own, not one of several panels.
+    pub alone: bool,
+}
+
+impl Frame<'_> {
+    /// Draws title, axes and grid.
+    pub fn draw<'a, 'b>(
+        &self,
+        area: &'a Area<'b>,
+        (x_range, x_ticks): &((f64, f64), Ticks),
+        (y_range, y_ticks): &((f64, f64), Ticks),
+    ) -> Drawn<Chart<'a, 'b>> {
+        let text = |size: i32| (FONT, size).into_font().color(&INK);
+        let [title, axis, label, margin, below, left] =
+            if self.alone { [24, 16, 14, 18, 52, 66] } else { [17, 15, 13, 12, 46, 64] };
+        let mut chart = ChartBuilder::on(area)
+            .caption(self.title, text(title))
+            .margin(margin)
+            .x_label_area_size(below)
+            .y_label_area_size(left)
+            .build_cartesian_2d(Axis::new(*x_range, x_ticks), Axis::new(*y_range, y_ticks))?;
+        chart
+            .configure_mesh()
+            .bold_line_style(RGBColor(222, 222, 228))
+            .light_line_style(TRANSPARENT)
+            .axis_style(INK)
+            .x_desc(self.x)
+            .y_desc(self.y.unwrap_or_default())
+            .axis_desc_style(text(axis))
+            .label_style(text(label))
+            .x_label_formatter(&|x| x_ticks.label(*x))
+            .y_label_formatter(&|y| y_ticks.label(*y))
+            .draw()?;
+        Ok(chart)
     }
 }
 

@@ -6,12 +6,12 @@
 use std::path::Path;
 
 use kumiki_tensor::files;
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::axis::{Axis, Ticks};
+use crate::axis::{Frame, Ticks};
+use crate::canvas::{self, Area, Drawn};
 use crate::looks::{FONT, INK, Look};
-use crate::plot::{Drawn, check_place, replace};
+use crate::plot::{check_place, write_as_named};
 use crate::{Error, Result};
 
 /// How points are drawn.
@@ -95,12 +95,12 @@ pub fn check(path: &Path) -> Result<()> {
     check_place(path)
 }
 
-/// Writes the picture to `path`, replacing what was there, whole or not at all.
+/// Writes the picture to `path`, replacing what was there, whole or not at all; as PNG where it is named so, else as SVG.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()> {
-    replace(path.as_ref(), &svg(title, panels)?)
+    write_as_named(path.as_ref(), size(panels), |root| draw(root, title, panels))
 }
 
 /// The picture as the text of an SVG file.
@@ -108,16 +108,15 @@ pub fn write(path: impl AsRef<Path>, title: &str, panels: &[Panel]) -> Result<()
 /// # Errors
 /// When it cannot be drawn.
 pub fn svg(title: &str, panels: &[Panel]) -> Result<String> {
-    let mut out = String::new();
-    let width = PANEL.0 * panels.len().max(1) as u32;
-    let size = (width, PANEL.1 + TITLE + (ROW * legend(panels, width as i32).len().max(1) as i32) as u32);
-    let root = SVGBackend::with_string(&mut out, size).into_drawing_area();
-    draw(&root, title, panels).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
-    drop(root);
-    Ok(out)
+    canvas::svg(size(panels), |root| draw(root, title, panels))
 }
 
-fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, panels: &[Panel]) -> Drawn<()> {
+fn size(panels: &[Panel]) -> (u32, u32) {
+    let width = PANEL.0 * panels.len().max(1) as u32;
+    (width, PANEL.1 + TITLE + (ROW * legend(panels, width as i32).len().max(1) as i32) as u32)
+}
+
+fn draw(root: &Area, title: &str, panels: &[Panel]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let below = root.titled(title, (FONT, 22).into_font().color(&INK))?;
     let rows = legend(panels, root.dim_in_pixel().0 as i32);
@@ -127,7 +126,6 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, panels: &[Panel]
     for (area, panel) in below.split_evenly((1, panels.len().max(1))).iter().zip(panels) {
         draw_panel(area, panel, &names)?;
     }
-    root.present()?;
     Ok(())
 }
 
@@ -162,7 +160,7 @@ fn legend(panels: &[Panel], width: i32) -> Vec<Vec<Sample<'_>>> {
     rows
 }
 
-fn draw_legend(area: &DrawingArea<SVGBackend<'_>, Shift>, rows: &[Vec<Sample>]) -> Drawn<()> {
+fn draw_legend(area: &Area, rows: &[Vec<Sample>]) -> Drawn<()> {
     for (row, samples) in rows.iter().enumerate() {
         let y = ROW * row as i32;
         for &Sample { line, n, x } in samples {
@@ -195,30 +193,15 @@ fn radius(line: &Line, n: usize) -> i32 {
 }
 
 /// `names` are those of the legend.
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, names: &[&str]) -> Drawn<()> {
+fn draw_panel(area: &Area, panel: &Panel, names: &[&str]) -> Drawn<()> {
     let place = |points: &Vec<(f64, f64)>| placed(points, panel.x_scale, panel.scale);
     let lines: Vec<Vec<(f64, f64)>> = panel.lines.iter().map(|line| place(&line.points)).collect();
     let bands: Vec<[Vec<(f64, f64)>; 2]> = panel.lines.iter().map(|line| line.band.each_ref().map(place)).collect();
     let all = || lines.iter().chain(bands.iter().flatten()).flatten();
-    let (x_range, x_ticks) = x_axis(all().map(|p| p.0).collect(), panel.x_scale);
-    let (y_range, y_ticks) = axis(all().map(|p| p.1), panel.scale, false);
-    let mut chart = ChartBuilder::on(area)
-        .caption(&panel.title, (FONT, 17).into_font().color(&INK))
-        .margin(12)
-        .x_label_area_size(46)
-        .y_label_area_size(60)
-        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
-    chart
-        .configure_mesh()
-        .bold_line_style(RGBColor(222, 222, 228))
-        .light_line_style(TRANSPARENT)
-        .axis_style(INK)
-        .x_desc(panel.x.as_str())
-        .axis_desc_style((FONT, 15).into_font().color(&INK))
-        .label_style((FONT, 13).into_font().color(&INK))
-        .x_label_formatter(&|x| x_ticks.label(*x))
-        .y_label_formatter(&|y| y_ticks.label(*y))
-        .draw()?;
+    let x = x_axis(all().map(|p| p.0).collect(), panel.x_scale);
+    let y = axis(all().map(|p| p.1), panel.scale, false);
+    let frame = Frame { title: &panel.title, x: &panel.x, y: None, alone: false };
+    let mut chart = frame.draw(area, &x, &y)?;
     let number = |line: &Line| names.iter().position(|name| *name == line.name).unwrap_or(0);
     for (line, [low, high]) in panel.lines.iter().zip(&bands).filter(|(_, band)| !band[0].is_empty()) {
         let outline: Vec<(f64, f64)> = low.iter().chain(high.iter().rev()).copied().collect();

@@ -13,13 +13,15 @@ use crate::{Error, Result, gp, saves, zoo};
 pub(crate) const RESULTS: &str = "results.json";
 pub(crate) const LOG: &str = "log.jsonl";
 pub(crate) const CURVES: &str = "curves.svg";
+/// The same as pixels.
+const CURVES_PNG: &str = "curves.png";
 /// Of `ablate` alone.
 pub(crate) const ABLATION: &str = "ablation.svg";
 /// Of `gp` alone.
 pub(crate) const RMSE: &str = "rmse.svg";
 /// Of `gp` alone.
 pub(crate) const FUNCTIONS: &str = "functions.svg";
-const PICTURES: [&str; 4] = [CURVES, ABLATION, RMSE, FUNCTIONS];
+const PICTURES: [&str; 5] = [CURVES, CURVES_PNG, ABLATION, RMSE, FUNCTIONS];
 pub(crate) const LOCK: &str = "run.lock";
 
 /// What a folder holds.
@@ -83,7 +85,7 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
 /// Whether a run names one of its files so.
 pub(crate) fn is_own(name: &str) -> bool {
     let picture = name.strip_suffix(&partial("")).unwrap_or(name);
-    let of_corpus = picture.starts_with("curves-") && picture.ends_with(".svg");
+    let of_corpus = picture.starts_with("curves-") && [".svg", ".png"].iter().any(|end| picture.ends_with(end));
     of_corpus || files::is_temporary(name) || [RESULTS, LOG].iter().chain(&PICTURES).any(|whole| is(name, whole))
 }
 
@@ -201,7 +203,8 @@ pub(crate) fn clear_models(folder: &Path, keep: &[PathBuf], begun: &[PathBuf]) -
 
 /// Removes the pictures of a run. Those of single corpora are known by their names in `corpora`.
 pub(crate) fn clear_pictures<'a>(folder: &Path, corpora: impl IntoIterator<Item = &'a str>) -> Result<()> {
-    let names = corpora.into_iter().filter_map(|name| short_name(name).ok()).map(|short| curves_of(&short));
+    let shorts = corpora.into_iter().filter_map(|name| short_name(name).ok());
+    let names = shorts.flat_map(|short| [curves_of(&short), format!("curves-{short}.png")]);
     names.chain(PICTURES.map(str::to_owned)).try_for_each(|name| remove(folder, &name))
 }
 
@@ -347,10 +350,11 @@ mod tests {
         assert!(kept.exists() && mine.exists() && !cut.exists());
         assert!(["a/seed-0/wango", "b", "c/seed-1"].iter().all(|gone| !dir.path().join(gone).exists()));
         dir.file(RESULTS, r#"{"finished": false, "corpora": ["texts/a"]}"#);
-        dir.file("curves-a.svg", "");
+        ["curves-a.svg", "curves-a.png", "curves.png"].iter().for_each(|name| drop(dir.file(name, "")));
         let picture = dir.file("curves-mine.svg", "");
         clear(dir.path()).unwrap();
-        assert!(picture.exists() && !kept.exists() && !dir.path().join("curves-a.svg").exists());
+        assert!(picture.exists() && !kept.exists());
+        assert!(["curves-a.svg", "curves-a.png", "curves.png"].iter().all(|gone| !dir.path().join(gone).exists()));
     }
 
     #[test]

@@ -7,12 +7,16 @@ mod axis;
 pub mod batches;
 pub mod bench;
 pub mod blocks;
+#[cfg(feature = "plots")]
+mod canvas;
 pub mod cem;
 #[cfg(feature = "plots")]
 pub mod chart;
 pub mod checkpoint;
 pub mod compare;
 pub mod corpus;
+#[cfg(feature = "export")]
+pub mod csv_log;
 pub mod data;
 mod error;
 mod folder;
@@ -33,6 +37,8 @@ pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prefix;
+#[cfg(feature = "report")]
+pub mod report;
 mod resume;
 pub mod run;
 pub mod sample;
@@ -43,6 +49,8 @@ mod spans;
 pub mod stop;
 pub mod suggest;
 pub mod summary;
+#[cfg(feature = "export")]
+pub mod tensorboard;
 pub mod tokenizer;
 pub mod trainer;
 pub mod training;

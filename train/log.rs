@@ -3,6 +3,8 @@
 //! Numbers that JSON cannot hold (NaN, infinities) are written as `null` and read back as NaN, so every line is valid
 //! JSON for any reader. A run that was killed may leave a cut last line: reading passes over it, appending removes it.
 
+use crate::folder::LOG;
+use crate::grid::run::CELLS;
 use crate::{Error, Result};
 use kumiki_tensor::files;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -154,6 +156,23 @@ fn check_regular(path: &Path) -> Result<()> {
         return Err(Error::new(format!("`{}` is no regular file; expected a log", path.display())));
     }
     Ok(())
+}
+
+/// Where the log of a run is: in its folder; a file is taken as it is.
+///
+/// # Errors
+/// When the folder has no log, with what it has instead where that can be told.
+pub fn of_run(path: &Path) -> Result<PathBuf> {
+    let log = if path.is_dir() { path.join(LOG) } else { path.to_owned() };
+    if log.is_file() || files::is_special(&log) {
+        return Ok(log);
+    }
+    let name = path.display();
+    Err(Error::new(match path.join(CELLS).is_dir() {
+        true => format!("`{name}` holds a grid, whose cells are runs of their own; name one of `{name}/{CELLS}/…`"),
+        false if path.is_dir() => format!("`{name}` holds no run: expected `{LOG}` in it, found none"),
+        false => format!("there is no `{name}`; expected the folder of a run, or its `{LOG}`"),
+    }))
 }
 
 /// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not

@@ -1,16 +1,16 @@
-//! `curves.svg`: loss against training tokens for one or several models on one corpus.
+//! `curves.svg` and `curves.png`: loss against training tokens for one or several models on one corpus.
 //!
 //! The measured loss is drawn faintly, its smoothed course strongly on top, validation as points.
 //! Values that are not finite leave gaps. The first drop from the untrained loss would flatten everything else, so the
 //! axis ends a little above where most of the curve runs; what is higher leaves the picture at the top edge. Text stays text
 //! in the file.
 
-use crate::axis::{Axis, Ticks};
+use crate::axis::{Chart, Frame, Ticks};
+use crate::canvas::{self, Area, Drawn};
 use crate::log::Record;
 use crate::looks::{FONT, INK, Look};
 use crate::{Error, Result};
 use kumiki_tensor::files;
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::fs::File;
@@ -50,15 +50,23 @@ impl Curve {
 
 const SIZE: (u32, u32) = (960, 600);
 
-/// Writes the picture to `path`, replacing what was there. Any number of curves and points, none included.
+/// Writes the picture to `path`, replacing what was there: as PNG where it is named so, else as SVG. Any number of curves and
+/// points, none included.
+///
+/// # Errors
+/// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, curves: &[Curve]) -> Result<()> {
-    replace(path.as_ref(), &svg(title, curves)?)
+    write_as_named(path.as_ref(), SIZE, |root| draw(root, title, curves))
 }
 
-/// Writes a picture, whole or not at all, as the results next to it.
-pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
+/// Writes a picture, whole or not at all, as the results next to it: as PNG where `path` is named so, else as SVG.
+pub(crate) fn write_as_named(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area) -> Drawn<()>) -> Result<()> {
     check_place(path)?;
-    files::replace(path, &[text.as_bytes()]).map_err(|e| Error::io("write the picture", path, e))
+    let picture = match path.extension() {
+        Some(name) if name.eq_ignore_ascii_case("png") => canvas::png(size, draw)?,
+        _ => canvas::svg(size, draw)?.into_bytes(),
+    };
+    files::replace(path, &[&picture]).map_err(|e| Error::io("write the picture", path, e))
 }
 
 /// Whether something is in the place of a picture that is none.
@@ -68,50 +76,39 @@ pub(crate) fn check_place(path: &Path) -> Result<()> {
         return Err(Error::new(format!("`{path}` is no regular file; expected a place for a picture")));
     }
     // A table or a model given by mistake must not be lost.
-    let mut start = [0; 5];
+    let mut start = [0; 4];
     let held = File::open(path).and_then(|mut file| file.read(&mut start)).unwrap_or(0);
-    let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
-    if held > 0 && !named && ![&b"<svg "[..], b"<?xml"].contains(&&start[..]) {
+    let named =
+        path.extension().is_some_and(|name| ["svg", "png"].iter().any(|known| name.eq_ignore_ascii_case(known)));
+    if held > 0 && !named && ![b"<svg", b"<?xm", b"\x89PNG"].contains(&&start) {
         let path = path.display();
-        return Err(Error::new(format!("`{path}` is there already and is no SVG picture; choose another place")));
+        return Err(Error::new(format!("`{path}` is there already and is no picture; choose another place")));
     }
     Ok(())
 }
 
 /// The picture as the text of an SVG file.
+///
+/// # Errors
+/// When it cannot be drawn.
 pub fn svg(title: &str, curves: &[Curve]) -> Result<String> {
-    let mut out = String::new();
-    let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-    draw(&root, title, curves).map_err(|e| Error::new(format!("cannot draw the curves: {e}")))?;
-    drop(root);
-    Ok(out)
+    canvas::svg(SIZE, |root| draw(root, title, curves))
 }
 
-pub(crate) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+/// The picture as the bytes of a PNG file, two pixels for every unit of the SVG.
+///
+/// # Errors
+/// When it cannot be drawn.
+pub fn png(title: &str, curves: &[Curve]) -> Result<Vec<u8>> {
+    canvas::png(SIZE, |root| draw(root, title, curves))
+}
 
-fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]) -> Drawn<()> {
+fn draw(root: &Area, title: &str, curves: &[Curve]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let (x_range, y_range) = ranges(curves);
-    let (x_ticks, y_ticks) = (Ticks::linear(x_range, true), Ticks::linear(y_range, false));
-    let mut chart = ChartBuilder::on(root)
-        .caption(title, (FONT, 24).into_font().color(&INK))
-        .margin(18)
-        .x_label_area_size(52)
-        .y_label_area_size(66)
-        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
-    chart
-        .configure_mesh()
-        .bold_line_style(RGBColor(222, 222, 228))
-        .light_line_style(TRANSPARENT)
-        .axis_style(INK)
-        .x_desc("training tokens")
-        .y_desc("loss (nats per byte)")
-        .axis_desc_style((FONT, 16).into_font().color(&INK))
-        .label_style((FONT, 14).into_font().color(&INK))
-        .x_label_formatter(&|x| x_ticks.label(*x))
-        .y_label_formatter(&|y| y_ticks.label(*y))
-        .draw()?;
+    let frame = Frame { title, x: "training tokens", y: Some("loss (nats per byte)"), alone: true };
+    let (x, y) = ((x_range, Ticks::linear(x_range, true)), (y_range, Ticks::linear(y_range, false)));
+    let mut chart = frame.draw(root, &x, &y)?;
     let mut models: Vec<Vec<&Curve>> = Vec::new();
     for curve in curves {
         match models.iter_mut().find(|model| model[0].name == curve.name) {
@@ -142,7 +139,6 @@ fn draw(root: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, curves: &[Curve]
             .label_font((FONT, 15).into_font().color(&INK))
             .draw()?;
     }
-    root.present()?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! results.json              settings, data, machine, one row per trained model; `finished` is true at the very end
 //! log.jsonl                 one line per step
-//! curves.svg                the log as a picture; of several corpora one each, curves-<corpus>.svg
+//! curves.svg, curves.png    the log as a picture; of several corpora one each, curves-<corpus>.svg
 //! run.lock                  held while the run works
 //! <model>/model.safetensors                 a finished model
 //! <model>/step-<n>/                         saves of a training, see [`crate::saves`]
@@ -508,7 +508,9 @@ impl Run {
             let short = short_name(corpus)?;
             let title = format!("{experiment}, preset {preset}, on {short}");
             let name = if corpora.len() > 1 { folder::curves_of(&short) } else { folder::CURVES.to_owned() };
-            crate::plot::write(self.folder.join(name), &title, &curves)?;
+            let path = self.folder.join(name);
+            crate::plot::write(&path, &title, &curves)?;
+            crate::plot::write(path.with_extension("png"), &title, &curves)?;
         }
         Ok(())
     }

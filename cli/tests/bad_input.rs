@@ -292,7 +292,7 @@ fn pictures_and_prefixes_take_no_other_places_than_files() {
 
     // Nor is a file of another kind lost.
     let table = dir.file("table.csv", "params,tokens,loss\n");
-    fail(1, &[&quick[..], &["--out", &table]].concat(), &["table.csv` is there already and is no SVG picture"]);
+    fail(1, &[&quick[..], &["--out", &table]].concat(), &["table.csv` is there already and is no picture"]);
     let model = dir.path("run/double/model.safetensors");
     fail(1, &[&prefix[..], &[&model]].concat(), &["model.safetensors` is there already and is no prefix"]);
 

@@ -25,7 +25,8 @@ use crate::{Error, Result};
 
 /// What `results.json` calls this experiment.
 pub const EXPERIMENT: &str = "scaling";
-const CELLS: &str = "cells";
+/// The folder of its cells.
+pub(crate) const CELLS: &str = "cells";
 /// The picture.
 pub const LAWS: &str = "laws.svg";
 

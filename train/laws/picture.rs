@@ -3,15 +3,15 @@
 
 use std::path::Path;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::{Fit, Point};
-use crate::axis::{Axis, Ticks, short};
+use crate::Result;
+use crate::axis::{Frame, Ticks, short};
+use crate::canvas::{self, Area, Drawn};
 use crate::chart::{Scale, x_axis};
 use crate::looks::{FONT, INK, Look};
-use crate::plot::{Drawn, replace};
-use crate::{Error, Result};
+use crate::plot::write_as_named;
 
 /// A model's points and their law.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +35,13 @@ const SIZES: usize = 14;
 /// Straight pieces of a curve: places are whole pixels, and shorter pieces would show it.
 const STEPS: usize = 24;
 
-/// Writes the picture to `path`, replacing what was there, whole or not at all.
+/// Writes the picture to `path`, replacing what was there, whole or not at all; as PNG where it is named so, else as SVG.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Result<()> {
-    replace(path.as_ref(), &svg(title, models)?)
+    let cells = cells(models);
+    write_as_named(path.as_ref(), size(cells), |root| draw(root, title, models, cells))
 }
 
 /// The picture as the text of an SVG file.
@@ -48,17 +49,19 @@ pub fn write(path: impl AsRef<Path>, title: &str, models: &[Fitted<'_>]) -> Resu
 /// # Errors
 /// When it cannot be drawn.
 pub fn svg(title: &str, models: &[Fitted<'_>]) -> Result<String> {
-    let columns = models.len().clamp(1, ROW);
-    let rows = models.len().div_ceil(columns).max(1);
-    let mut out = String::new();
-    let extent = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD);
-    let root = SVGBackend::with_string(&mut out, extent).into_drawing_area();
-    draw(&root, title, models, (rows, columns)).map_err(|e| Error::new(format!("cannot draw the picture: {e}")))?;
-    drop(root);
-    Ok(out)
+    let cells = cells(models);
+    canvas::svg(size(cells), |root| draw(root, title, models, cells))
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// Rows and columns of panels.
+fn cells(models: &[Fitted<'_>]) -> (usize, usize) {
+    let columns = models.len().clamp(1, ROW);
+    (models.len().div_ceil(columns).max(1), columns)
+}
+
+fn size((rows, columns): (usize, usize)) -> (u32, u32) {
+    (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + HEAD)
+}
 
 fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usize)) -> Drawn<()> {
     root.fill(&WHITE)?;
@@ -69,7 +72,6 @@ fn draw(root: &Area<'_>, title: &str, models: &[Fitted<'_>], cells: (usize, usiz
         draw_panel(&chart, model, &sizes)?;
         draw_legend(&legend, &sizes)?;
     }
-    root.present()?;
     Ok(())
 }
 
@@ -115,26 +117,10 @@ fn draw_panel(area: &Area<'_>, model: &Fitted<'_>, sizes: &[f64]) -> Drawn<()> {
     let curves: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| curve(fit, params, reach)).collect();
     let measured = |params: f64| points.iter().filter(move |p| p.params == params).map(|p| (p.tokens, p.loss));
     let dots: Vec<Vec<(f64, f64)>> = sizes.iter().map(|&params| measured(params).collect()).collect();
-    let (x_range, x_ticks) = x_axis(tokens().map(f64::log10).collect(), Scale::Log);
-    let (y_range, y_ticks) = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
-    let mut chart = ChartBuilder::on(area)
-        .caption(name, (FONT, 17).into_font().color(&INK))
-        .margin(12)
-        .x_label_area_size(46)
-        .y_label_area_size(64)
-        .build_cartesian_2d(Axis::new(x_range, &x_ticks), Axis::new(y_range, &y_ticks))?;
-    chart
-        .configure_mesh()
-        .bold_line_style(RGBColor(222, 222, 228))
-        .light_line_style(TRANSPARENT)
-        .axis_style(INK)
-        .x_desc("training tokens D")
-        .y_desc("loss (nats per token)")
-        .axis_desc_style((FONT, 15).into_font().color(&INK))
-        .label_style((FONT, 13).into_font().color(&INK))
-        .x_label_formatter(&|x| x_ticks.label(*x))
-        .y_label_formatter(&|y| y_ticks.label(*y))
-        .draw()?;
+    let x = x_axis(tokens().map(f64::log10).collect(), Scale::Log);
+    let y = y_axis(curves.iter().chain(&dots).flatten().map(|p| p.1));
+    let frame = Frame { title: name, x: "training tokens D", y: Some("loss (nats per token)"), alone: false };
+    let mut chart = frame.draw(area, &x, &y)?;
     let place = |p: &(f64, f64)| (p.0.log10(), p.1.log10());
     for (n, curve) in curves.iter().enumerate() {
         chart.draw_series([Look::of(n).line(curve.iter().map(place).collect())])?;
@@ -186,6 +172,8 @@ mod tests {
         assert!(svg("none", &[]).unwrap().starts_with("<svg"));
         let dir = Scratch::new();
         write(dir.path().join("laws.svg"), "t", &[model("m")]).unwrap();
+        write(dir.path().join("laws.PNG"), "t", &[model("m")]).unwrap();
+        assert!(std::fs::read(dir.path().join("laws.PNG")).unwrap().starts_with(b"\x89PNG"));
         assert!(write(dir.path().join("no/laws.svg"), "t", &[]).unwrap_err().to_string().contains("laws.svg"));
     }
 
