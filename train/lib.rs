@@ -33,17 +33,20 @@ pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prefix;
+pub mod prepare;
 mod resume;
 pub mod run;
 pub mod sample;
 pub mod scaling;
 pub mod settings;
+pub mod shards;
 mod spans;
 pub mod suggest;
 pub mod summary;
 pub mod tokenizer;
 pub mod trainer;
 mod variants;
+mod xxh64;
 pub mod zoo;
 
 pub use error::{Error, Result};
