@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::path::Path;
 
 use serde::Deserialize;
 
@@ -95,7 +96,7 @@ impl<'a> Worker<'a> {
         for item in &chunk.items {
             let bytes = &chunk.bytes[item.bytes.clone()];
             match item.place {
-                Place::Json(line) => match self.json(item, line, bytes) {
+                Place::Json(line) => match json_text(&self.inputs[item.input].path, line, bytes) {
                     Ok(text) if text.is_empty() => out.empty += 1,
                     Ok(text) => self.item(item, text.as_bytes(), &[], &mut out)?,
                     Err(what) => out.bad.push(what),
@@ -104,26 +105,6 @@ impl<'a> Worker<'a> {
             }
         }
         Ok(out)
-    }
-
-    fn json<'t>(&self, item: &Item, line: u64, bytes: &'t [u8]) -> std::result::Result<Cow<'t, str>, String> {
-        let file = self.inputs[item.input].path.display();
-        // Without its end, a line that breaks off does so in its own column.
-        let bytes = bytes.trim_ascii_end();
-        serde_json::from_slice::<Line>(bytes).map(|line| line.text).map_err(|e| {
-            // The keys tell what to do about a line that has no text.
-            let keys = serde_json::from_slice::<HashMap<String, serde_json::Value>>(bytes).ok().map(|object| {
-                let mut keys: Vec<String> = object.into_keys().map(|key| format!("`{key}`")).collect();
-                keys.sort();
-                keys.join(", ")
-            });
-            // The message counts lines from this one.
-            let e = e.to_string().replace(" at line 1 column", ", at column");
-            match keys {
-                Some(keys) => format!("`{file}`, line {line}: no usable `text` ({e}); its keys are {keys}"),
-                None => format!("`{file}`, line {line} is no JSON object: {e}"),
-            }
-        })
     }
 
     fn item(
@@ -188,6 +169,30 @@ impl<'a> Worker<'a> {
              any bytes"
         )))
     }
+}
+
+/// The `text` of a line of JSON.
+///
+/// # Errors
+/// What is wrong with the line, with the name of its file.
+pub(super) fn json_text<'t>(path: &Path, line: u64, bytes: &'t [u8]) -> std::result::Result<Cow<'t, str>, String> {
+    let file = path.display();
+    // Without its end, a line that breaks off does so in its own column.
+    let bytes = bytes.trim_ascii_end();
+    serde_json::from_slice::<Line>(bytes).map(|line| line.text).map_err(|e| {
+        // The keys tell what to do about a line that has no text.
+        let keys = serde_json::from_slice::<HashMap<String, serde_json::Value>>(bytes).ok().map(|object| {
+            let mut keys: Vec<String> = object.into_keys().map(|key| format!("`{key}`")).collect();
+            keys.sort();
+            keys.join(", ")
+        });
+        // The message counts lines from this one.
+        let e = e.to_string().replace(" at line 1 column", ", at column");
+        match keys {
+            Some(keys) => format!("`{file}`, line {line}: no usable `text` ({e}); its keys are {keys}"),
+            None => format!("`{file}`, line {line} is no JSON object: {e}"),
+        }
+    })
 }
 
 fn push_ids(out: &mut Vec<u8>, ids: &[u32], wide: usize) {

@@ -6,6 +6,7 @@
 
 mod encode;
 mod inputs;
+mod learn;
 mod meta;
 mod read;
 #[cfg(feature = "parquet")]
@@ -33,6 +34,7 @@ use inputs::{Format, Inputs};
 use read::{Chunk, Draw, Reader};
 use write::{Folder, PartWriter};
 
+pub use learn::learn;
 pub use meta::{META, Meta, PartMeta, Prepared, ShardMeta};
 pub use write::Existing;
 
@@ -127,14 +129,7 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
         meta.replaced += encoded.replaced;
         meta.empty += encoded.empty;
         meta.torn += encoded.torn;
-        let room = (options.skip_bad - meta.skipped) as usize;
-        if let Some(what) = encoded.bad.get(room) {
-            let more = match options.skip_bad {
-                0 => "--skip-bad N passes over up to N such records".to_owned(),
-                n => format!("it is one more than the {n} that --skip-bad lets pass"),
-            };
-            return Err(Error::new(format!("{what}; {more}")));
-        }
+        refuse_bad(&encoded.bad, meta.skipped, options.skip_bad)?;
         meta.skipped += encoded.bad.len() as u64;
         bad.extend(encoded.bad.into_iter().take(NAMED - bad.len().min(NAMED)));
         progress(Progress { done: encoded.done, total, tokens: parts.iter().map(PartWriter::tokens).sum() });
@@ -158,6 +153,17 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
     save().map_err(finish)?;
     folder.finish().map_err(finish)?;
     Ok(Report { meta, notes, bad })
+}
+
+/// # Errors
+/// The first record that cannot be used beyond those that may be passed over; `before` were before these.
+fn refuse_bad(bad: &[String], before: u64, most: u64) -> Result<()> {
+    let Some(what) = bad.get(most.saturating_sub(before) as usize) else { return Ok(()) };
+    let more = match most {
+        0 => "--skip-bad N passes over up to N such records".to_owned(),
+        n => format!("it is one more than the {n} that --skip-bad lets pass"),
+    };
+    Err(Error::new(format!("{what}; {more}")))
 }
 
 /// Reads `files`, encodes them on all threads, and hands what comes out to `take` in the order of the text.

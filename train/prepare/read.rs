@@ -186,7 +186,7 @@ impl Feed<'_> {
     fn input(&mut self, n: usize) -> Fed {
         self.input = n;
         let inputs = self.reader.inputs;
-        let Input { path, format, packing, share, bytes } = &inputs[n];
+        let Input { path, format, packing, share, bytes, .. } = &inputs[n];
         let bytes = *bytes;
         let failed = |e: io::Error| Some(Error::io("read the text", path, e));
         let draws = |share: &Share| match share {

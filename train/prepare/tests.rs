@@ -348,6 +348,22 @@ fn a_vocabulary_of_ones_own_is_kept_in_the_folder() {
     assert!(e.contains("tokenizer.json") && e.contains(tokenizer.name()), "{e}");
 }
 
+#[cfg(feature = "hugging-face")]
+#[test]
+fn a_vocabulary_is_learned_from_files() {
+    let dir = Scratch::new();
+    let text = "the theme of the thesis is there, the other themes are elsewhere\n".repeat(100);
+    dir.file("a.txt", &text);
+    dir.file("b.jsonl", format!("{{\"text\": {text:?}}}\nnot json\n"));
+    let names: Vec<String> = ["a.txt", "b.jsonl"].map(|n| dir.path().join(n).to_str().unwrap().to_owned()).into();
+    let mut last = Progress::default();
+    let learned = learn(&names, 280, 1, |progress| last = progress).unwrap();
+    assert_eq!(learned.name(), Tokenizer::train(280, [text.clone(), text].into_iter()).unwrap().name());
+    assert_eq!((last.done, last.total > 10_000), (last.total, true));
+    let e = learn(&names, 280, 0, |_| {}).unwrap_err().to_string();
+    assert!(e.contains("b.jsonl`, line 2") && e.contains("--skip-bad"), "{e}");
+}
+
 #[cfg(feature = "compressed")]
 #[test]
 fn compressed_files_of_several_frames_and_cut_ones() {
