@@ -46,7 +46,7 @@ Examples:
   kumiki data prepare books/ --out books-bytes
   kumiki data prepare pile/*.jsonl.zst --tokenizer gpt2 --out pile-gpt2 --skip-bad 10
   kumiki data prepare mathlib/ --tokenizer mathlib.json --out mathlib-tokens
-  kumiki train wango --data books-bytes")]
+  kumiki train --model wango --data books-bytes")]
 pub struct Prepare {
     /// Files, folders, patterns with * ? and **
     #[arg(value_name = "INPUT", required = true)]

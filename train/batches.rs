@@ -172,6 +172,15 @@ impl Batches {
     }
 }
 
+/// Bytes of text that tokens stand for.
+#[derive(Clone, Debug)]
+pub(crate) enum TokenBytes {
+    /// Of every token.
+    Each(Arc<[u32]>),
+    /// On average, where it depends on a token's neighbours.
+    Mean(f64),
+}
+
 /// Fixed windows for validation, the same for every model, seed and run.
 #[derive(Clone, Debug)]
 pub struct Validation {
@@ -180,6 +189,8 @@ pub struct Validation {
     seq: usize,
     windows: u64,
     marking: Option<Marking>,
+    /// What tokens stand for; `None` for bytes.
+    bytes: Option<TokenBytes>,
     // Where the first window begins, when it has been looked for: it may be far from its file's start.
     first: Arc<OnceLock<Cursor>>,
 }
@@ -208,7 +219,7 @@ impl Validation {
                 (limit.ok_or_else(needed)?, seq)
             }
         };
-        Ok(Validation { source, rows, seq, windows, marking: None, first: Arc::default() })
+        Ok(Validation { source, rows, seq, windows, marking: None, bytes: None, first: Arc::default() })
     }
 
     /// The same windows with the classes of their tokens, when `source` is a text; prepared tokens have theirs with them.
@@ -216,6 +227,22 @@ impl Validation {
     /// taken from the start.
     pub fn marked(self, marking: Marking) -> Validation {
         Validation { marking: Some(marking), first: Arc::default(), ..self }
+    }
+
+    /// The same windows of tokens that stand for so many bytes.
+    pub(crate) fn standing_for(self, bytes: TokenBytes) -> Validation {
+        Validation { bytes: Some(bytes), ..self }
+    }
+
+    /// Bytes of text that target tokens stand for.
+    pub fn bytes_of(&self, targets: &[i64]) -> f64 {
+        match &self.bytes {
+            None => targets.len() as f64,
+            Some(TokenBytes::Each(bytes)) => {
+                targets.iter().map(|&id| bytes.get(id as usize).copied().map_or(0.0, f64::from)).sum()
+            }
+            Some(TokenBytes::Mean(mean)) => targets.len() as f64 * mean,
+        }
     }
 
     /// The first token of window `row` of a text of `len` tokens.

@@ -13,7 +13,6 @@ use crate::data::Data;
 use crate::log::{Record, Writer};
 use crate::marks::Class;
 use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
 use crate::trainer::{Evaluation, StepReport, Trainer, evaluate};
 use crate::{Error, Result, checkpoint};
 
@@ -126,7 +125,7 @@ pub fn train_model(
 ) -> Result<ModelResult> {
     let started = Instant::now();
     let named = |e: &dyn std::fmt::Display| Error::new(format!("model `{name}`: {e}"));
-    let config = settings.model(name, ByteTokenizer::VOCAB)?;
+    let config = settings.model(name, data.tokenizer.vocab())?;
     let mut model = Model::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?;
     model.recompute(settings.checkpoint_activations);
     let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
@@ -134,7 +133,7 @@ pub fn train_model(
     let mut trainer = Trainer::new(model, settings.step_config()?, batches, settings.seed)?;
     trainer.sampling = settings.sampling(name).map_err(|e| named(&e))?;
     show(Event::Start { model: name, steps: settings.steps });
-    save(&trainer, name, folder, settings)?;
+    save(&trainer, name, folder, settings, data)?;
     let mut good = 0;
     // The parameters of the moment are no safe harbour: a loss that is no number was computed from them.
     let lost = |e: &dyn std::fmt::Display, good: u64| {
@@ -161,7 +160,7 @@ pub fn train_model(
             if validation.is_none() {
                 trainer.check_loss().map_err(|e| lost(&e, good))?;
             }
-            save(&trainer, name, folder, settings)?;
+            save(&trainer, name, folder, settings, data)?;
             good = report.step;
         }
         log.write(&Record {
@@ -205,11 +204,12 @@ pub fn train_model(
     Ok(result)
 }
 
-fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings) -> Result<()> {
+fn save(trainer: &Trainer, name: &str, folder: &Path, settings: &Settings, data: &Data) -> Result<()> {
     let step = trainer.steps_done().to_string();
     let settings =
         serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
-    let notes = [("model", name.to_owned()), ("step", step), ("tokenizer", "byte".into()), ("settings", settings)];
-    let notes: BTreeMap<String, String> = notes.map(|(k, v)| (k.to_owned(), v)).into();
+    let notes = [("model", name.to_owned()), ("step", step), ("settings", settings)].map(|(k, v)| (k.to_owned(), v));
+    let notes: BTreeMap<String, String> = notes.into_iter().chain(data.tokenizer.notes()).collect();
+    data.tokenizer.keep(folder)?;
     checkpoint::save(folder, &trainer.model, &notes)
 }

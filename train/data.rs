@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::batches::{Batches, Source, Validation};
+use crate::batches::{Batches, Source, TokenBytes, Validation};
 use crate::corpus::{self, Corpus, Split};
 use crate::kinds::{Kind, Unpacked};
 use crate::marks::Marking;
@@ -124,14 +124,6 @@ impl Data {
         Ok(Data { name: name.into(), kind, train, val, marking: None, note, tokenizer, prepared })
     }
 
-    /// Bytes of text that a token of the held-out part, or of the one to train on, stands for on average.
-    pub fn bytes_per_token(&self, of_val: bool) -> f64 {
-        match &self.prepared {
-            Some([train, val]) => if of_val { val } else { train }.bytes_per_token(),
-            None => 1.0,
-        }
-    }
-
     /// The error of a model with another vocabulary or tokenizer than these data's: `whose` is the model, `name` and `vocab`
     /// are its tokenizer's.
     pub fn check_tokenizer(&self, whose: &str, name: &str, vocab: usize) -> Result<()> {
@@ -141,7 +133,7 @@ impl Data {
             return Ok(());
         }
         Err(Error::new(format!(
-            "{whose} is of the tokenizer `{name}` ({vocab} tokens), `{}` of `{}` ({} tokens); expected the same",
+            "{whose} is of the tokenizer `{name}` ({vocab} tokens), `{}` of `{}` ({} tokens); expected the same: `kumiki data prepare` makes tokens of texts",
             self.name,
             ours.name(),
             ours.vocab()
@@ -170,10 +162,26 @@ impl Data {
             Source::Text(_) | Source::Tokens(_) => max_tokens,
         };
         let windows = Validation::new(source.clone(), rows, seq, max_tokens)?;
+        let windows = match &self.prepared {
+            Some([train, val]) => {
+                let part = if matches!(&self.val, Some(val) if std::ptr::eq(val, source)) { val } else { train };
+                windows.standing_for(self.token_bytes(part))
+            }
+            None => windows,
+        };
         Ok(match self.marking {
             Some(marking) => windows.marked(marking),
             None => windows,
         })
+    }
+
+    fn token_bytes(&self, part: &PartMeta) -> TokenBytes {
+        if !self.tokenizer.is_byte_level() {
+            return TokenBytes::Mean(part.bytes_per_token());
+        }
+        // An id without a token is in no text.
+        let bytes = |id| self.tokenizer.token(id).map_or(0, |token| token.len() as u32);
+        TokenBytes::Each((0..self.tokenizer.vocab() as u32).map(bytes).collect())
     }
 
     /// What a change of the text changes: fingerprints of both parts in hexadecimal; empty for `math`, which cannot change.
@@ -292,7 +300,7 @@ mod tests {
             }
         }
         assert!(answers.starts_with("14\n14\n") && bytes.starts_with(b"hat is 7 + 7?\n14\nWhat"));
-        assert!((data.bytes_per_token(true) - 18.0 / 19.0).abs() < 1e-12, "{}", data.bytes_per_token(true));
+        assert_eq!(val.bytes_of(&[65, 66, 256, 10]), 3.0);
         assert_eq!(data.fingerprint().len(), 32);
         assert!(data.check_tokenizer("the model", "byte-eot", 257).is_ok());
         let e = data.check_tokenizer("the model", "byte", 256).unwrap_err().to_string();

@@ -10,7 +10,6 @@ use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
 use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result, checkpoint};
 
 /// A run as it is found.
@@ -110,8 +109,8 @@ pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
 /// Whether the model of a finished row is still there, whole, and the one that the row is about.
 fn usable(row: &Row, settings: &Settings, folder: &Path) -> Result<()> {
     let path = folder.join(&row.folder);
-    let found = checkpoint::load(&path, settings.dtype()?)?.model.config();
-    if found == settings.model(&row.result.model, ByteTokenizer::VOCAB)? {
+    let found = checkpoint::load(&path, settings.dtype()?)?;
+    if found.model.config() == settings.model(&row.result.model, found.tokenizer.vocab())? {
         return Ok(());
     }
     Err(Error::new(format!("`{}` holds another model", path.display())))

@@ -17,6 +17,7 @@ mod byte;
 mod files;
 #[cfg(feature = "hugging-face")]
 mod hugging_face;
+mod kept;
 #[cfg(feature = "bpe")]
 mod letters;
 #[cfg(feature = "bpe")]
