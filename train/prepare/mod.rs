@@ -120,11 +120,15 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
     let mut parts = ["train", "val"]
         .map(|name| PartWriter::new(folder.path(), name, tokenizer.vocab(), marked, options.shard_tokens));
     let write = |encoded: Encoded| -> Result<()> {
-        for (writer, share) in parts.iter_mut().zip([&encoded.train, &encoded.val]) {
-            if let Err(e) = writer.write(share) {
-                let written = parts.iter().map(PartWriter::written).sum();
-                return Err(failed(&options.out, e, written, encoded.done as f64 / total.max(1) as f64));
-            }
+        let shares = [&encoded.train, &encoded.val];
+        let before: u64 = parts.iter().map(PartWriter::written).sum();
+        for (writer, share) in parts.iter_mut().zip(shares) {
+            writer.write(share).map_err(|e| {
+                // What was read for is what was written and the whole of this.
+                let now: usize = shares.iter().map(|share| share.ids.len() + share.classes.len()).sum();
+                let needed = (before + now as u64) as f64 * (total.max(1) as f64 / encoded.done.max(1) as f64);
+                failed(&options.out, e, before, needed)
+            })?;
         }
         meta.replaced += encoded.replaced;
         meta.empty += encoded.empty;
@@ -137,8 +141,8 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
     };
     let draw = Draw::new(options.val_fraction, options.seed);
     encode_all(options, &files, marked, draw, write)?;
-    let written = parts.iter().map(PartWriter::written).sum();
-    let finish = |e| failed(&options.out, e, written, 1.0);
+    let written: u64 = parts.iter().map(PartWriter::written).sum();
+    let finish = |e| failed(&options.out, e, written, written as f64);
     let [train, val] = parts.map(PartWriter::finish);
     (meta.train, meta.val) = (train.map_err(finish)?, val.map_err(finish)?);
     check(&meta, inputs)?;
@@ -229,12 +233,11 @@ fn encode_all(
     })
 }
 
-/// An error of writing; of a full disk, with what it would take. `share` is how much of the input has been written.
-fn failed(out: &Path, e: io::Error, written: u64, share: f64) -> Error {
+/// An error of writing; of a full disk, with the bytes that all of it takes.
+fn failed(out: &Path, e: io::Error, written: u64, needed: f64) -> Error {
     if !matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
         return Error::io("write to", out, e);
     }
-    let needed = written as f64 / share.clamp(1e-6, 1.0);
     let error = format!(
         "the disk is full: about {:.1} MB were needed, and {:.1} MB of them were written; nothing of it was kept",
         needed / 1e6,
