@@ -32,6 +32,7 @@ pub(crate) enum Place {
     /// Questions and answers, by line.
     Line(u64),
     /// A row of a table, from 1.
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code))]
     Row(u64),
 }
 

@@ -29,6 +29,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "bpe")]
 use crate::mix::{hash, mix};
 use crate::{Error, Result};
 
@@ -336,14 +337,14 @@ impl Encoder<'_> {
         }
         self.encode(bytes, out)?;
         let mut at = 0;
-        for &id in &out[first..] {
+        for id in &out[first..] {
             starts.push(at);
             at += match &self.tokenizer.engine {
                 #[cfg(feature = "bpe")]
-                Engine::Bpe(bpe) => bpe.token(id).map_or(0, <[u8]>::len),
+                Engine::Bpe(bpe) => bpe.token(*id).map_or(0, <[u8]>::len),
                 #[cfg(feature = "hugging-face")]
-                Engine::HuggingFace(inner, _) => inner.token(id).map_or(0, |token| token.len()),
-                Engine::Bytes => 1,
+                Engine::HuggingFace(inner, _) => inner.token(*id).map_or(0, |token| token.len()),
+                Engine::Bytes => usize::from(*id < ByteTokenizer::VOCAB as u32),
             };
         }
         Ok(())
