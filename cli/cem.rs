@@ -11,7 +11,6 @@ use kumiki_train::cem::{self, Energies, Found, energies, losses};
 use kumiki_train::chart::{self, Line, Mark, Panel, Scale};
 use kumiki_train::data::Data;
 use kumiki_train::settings::{PRESETS, Settings};
-use kumiki_train::tokenizer::ByteTokenizer;
 use kumiki_train::{Error, Result, checkpoint};
 use serde_json::json;
 
@@ -64,25 +63,29 @@ struct Subject {
 impl Subject {
     /// Model, text, and what to call the model.
     fn open(&self) -> Result<(Model, Validation, String)> {
-        let (model, settings, name) = match &self.checkpoint {
+        let open = |settings: &Settings| Data::open(&self.data, settings.val_fraction, settings.seq);
+        let (model, settings, name, data) = match &self.checkpoint {
             Some(path) => {
                 let found = checkpoint::load(path, DType::F32)?;
                 let settings = settings_of(path, found.notes.get("settings"))?;
+                let data = open(&settings)?;
+                let whose = format!("the model in `{}`", path.display());
+                data.check_tokenizer(&whose, found.tokenizer.name(), found.tokenizer.vocab())?;
                 let name = found.notes.get("model").cloned().unwrap_or_else(|| "?".to_owned());
-                (found.model, settings, output::plain(&name))
+                (found.model, settings, output::plain(&name), data)
             }
             None => {
                 let name = self.model.clone().unwrap_or_default();
                 let settings = Settings::preset(&self.preset)?;
-                let config = settings.model(&name, ByteTokenizer::VOCAB)?;
+                let data = open(&settings)?;
+                let config = settings.model(&name, data.tokenizer.vocab())?;
                 let model = Model::new(&config, settings.seed, DType::F32);
-                (model.map_err(|e| Error::new(e.to_string()))?, settings, format!("{name}, fresh"))
+                (model.map_err(|e| Error::new(e.to_string()))?, settings, format!("{name}, fresh"), data)
             }
         };
         if self.tokens == 0 {
             return Err(Error::new("--tokens must be at least 1, found 0"));
         }
-        let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
         let rows = settings.batch.min((1 << 20) / settings.seq).max(1);
         let windows = data.validation(rows, settings.seq, Some(self.tokens))?;
         let windows =

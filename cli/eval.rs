@@ -19,8 +19,8 @@ use crate::table::thousands;
 
 /// Measure the loss of a trained model on a text
 ///
-/// Windows of the training's length from the start of the held-out part (or of the training part) are predicted byte by
-/// byte; of questions and answers, from all over it. The part that is held out is the one that training held out. Answers,
+/// Windows of the training's length from the start of the held-out part (or of the training part) are predicted token by
+/// token; of questions and answers, from all over it. The part that is held out is the one that training held out. Answers,
 /// proofs and other Lean source have their own lines.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -33,7 +33,7 @@ pub struct Args {
     /// A folder with a trained model, or the file in it
     #[arg(long, value_name = "DIR")]
     checkpoint: PathBuf,
-    /// A text file, a folder of texts, or `math`
+    /// A text file, a folder of texts or of prepared tokens, or `math`
     #[arg(long, value_name = "PATH|math")]
     data: String,
     /// Tokens to predict, at most [default: as in training]
@@ -91,10 +91,13 @@ impl Args {
     }
 
     fn evaluate(self) -> Result<()> {
-        let Checkpoint { mut model, notes } = checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
+        let Checkpoint { mut model, tokenizer, notes } =
+            checkpoint::load(&self.checkpoint, kumiki::tensor::DType::F32)?;
         let trace = self.steps.apply(&mut model)?;
         let settings = settings_of(&self.checkpoint, notes.get("settings"))?;
         let data = Data::open(&self.data, settings.val_fraction, settings.seq)?;
+        let whose = format!("the model in `{}`", self.checkpoint.display());
+        data.check_tokenizer(&whose, tokenizer.name(), tokenizer.vocab())?;
         if self.tokens == Some(0) {
             return Err(Error::new("--tokens must be at least 1, found 0"));
         }
@@ -120,11 +123,12 @@ impl Args {
         let name = notes.get("model").map_or("?", String::as_str);
         let split = if self.split == Split::Train { "train" } else { "val" };
         let of = |class| found.of(class).map(|(nll, _)| nll);
+        let unit = if tokenizer.is_bytes() && tokenizer.end().is_none() { "byte" } else { "token" };
         let whole = |x: f64| found.of_text.then_some(x);
         if self.json {
             return output::json(&json!({
                 "checkpoint": self.checkpoint, "model": name, "step": notes.get("step").and_then(|s| s.parse::<u64>().ok()),
-                "data": self.data, "split": split, "tokens": found.tokens,
+                "data": self.data, "split": split, "tokens": found.tokens, "bytes": found.bytes, "tokenizer": tokenizer.name(),
                 "nll": whole(found.nll), "perplexity": whole(found.perplexity()), "bits_per_byte": whole(found.bits()),
                 "gap_nll": (!found.of_text).then_some(found.nll), "second_half_nll": found.second_half, "answer_nll": of(Class::Answer), "proof_nll": of(Class::Proof),
                 "source_nll": of(Class::Source), "mean_steps": mean_steps,
@@ -138,20 +142,20 @@ impl Args {
         ))?;
         output::line(&format!("tokens         {}", thousands(found.tokens)))?;
         if found.of_text {
-            output::line(&format!("NLL            {:.4} nats per byte", found.nll))?;
+            output::line(&format!("NLL            {:.4} nats per {unit}", found.nll))?;
             output::line(&format!("perplexity     {:.4}", found.perplexity()))?;
             output::line(&format!("bits per byte  {:.4}", found.bits()))?;
         } else {
             output::line(&format!("NLL of gaps    {:.4} nats per token of what fills them", found.nll))?;
         }
-        output::line(&format!("second half    {:.4} nats per byte, given the first", found.second_half))?;
+        output::line(&format!("second half    {:.4} nats per {unit}, given the first", found.second_half))?;
         if let Some(mean) = mean_steps {
             output::line(&format!("steps          {mean:.3} of a token in a descent, on average"))?;
         }
         for class in Class::ALL {
             if let Some((nll, count)) = found.of(class) {
                 let (label, count) = (format!("{} NLL", class.name()), thousands(count));
-                output::line(&format!("{label:<15}{nll:.4} nats per byte, over {count} bytes"))?;
+                output::line(&format!("{label:<15}{nll:.4} nats per {unit}, over {count} {unit}s"))?;
             }
         }
         Ok(())

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use kumiki::tensor::DType;
+use kumiki_train::checkpoint::{self, Checkpoint};
 use kumiki_train::sample::generate;
-use kumiki_train::{Result, cem, checkpoint};
+use kumiki_train::tokenizer::Tokenizer;
+use kumiki_train::{Result, cem};
 
 use crate::eval::StepOptions;
 use crate::output;
@@ -36,12 +38,13 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<()> {
-        let request = self.writing.request(&self.prompt)?;
-        request.check(0)?;
+        // What is wrong whatever the model's tokens are.
+        self.writing.request(&self.prompt, &Tokenizer::bytes())?.check(0)?;
         output::in_pool(|| {
-            let mut model = checkpoint::load(&self.checkpoint, DType::F32)?.model;
+            let Checkpoint { mut model, tokenizer, .. } = checkpoint::load(&self.checkpoint, DType::F32)?;
+            let request = self.writing.request(&self.prompt, &tokenizer)?;
             let trace = self.steps.apply(&mut model)?;
-            let mut texts = Texts::new(&self.prompt)?;
+            let mut texts = Texts::new(&self.prompt, &tokenizer)?;
             let done = generate(&model, &request, |row, id| texts.push(row, id));
             let ended = texts.end();
             if let Some(mean) = trace.and_then(|trace| cem::mean_steps(&trace.take())) {

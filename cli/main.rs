@@ -4,6 +4,8 @@ mod ablate;
 mod bench;
 mod cem;
 mod compare;
+mod data;
+mod data_progress;
 mod eval;
 #[cfg(feature = "report")]
 mod export;
@@ -60,6 +62,8 @@ Examples:
                                          two architectures on generated mathematics, minutes
   kumiki compare tango --preset nano     all architectures, small, in seconds
   kumiki compare tango --data book.txt   on a text of yours
+  kumiki data prepare books/ --out books-bytes
+                                         many texts as tokens, for --data books-bytes
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki report runs/mine runs/other     runs as a page with curves and tables
   kumiki gp                              functions inferred from their points
@@ -84,6 +88,8 @@ enum Command {
     Compare(compare::Args),
     Train(train::Args),
     Ablate(ablate::Args),
+    #[command(subcommand)]
+    Data(data::Command),
     Gp(gp::Args),
     Eval(eval::Args),
     #[cfg(feature = "report")]
@@ -115,6 +121,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Ablate(args) => args.run(),
+        Command::Data(command) => command.run(),
         Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),
         #[cfg(feature = "report")]

@@ -26,7 +26,7 @@ pub struct RunOptions {
     /// nano: seconds; tiny: minutes on two cores; small: hours; paper: the paper's sizes, weeks.
     #[arg(long, value_parser = PossibleValuesParser::new(PRESETS), hide_possible_values = false)]
     pub preset: Option<String>,
-    /// A text file, a folder of texts (.txt .md .lean), or `math`, which is generated [default: math]
+    /// A text file, a folder of texts (.txt .md .lean) or of tokens (`data prepare`), or `math`, which is generated [default: math]
     ///
     /// A folder with subfolders train* and interpolate whose files are all named AREA__MODULE.txt is DeepMind Mathematics:
     /// trained on the former, validated on the latter.
@@ -127,7 +127,7 @@ struct SettingOptions {
     /// Optimiser steps
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     steps: Option<u64>,
-    /// Sequence length T, in bytes
+    /// Sequence length T, in tokens: bytes, unless --data is prepared otherwise
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
     seq: Option<usize>,
     /// Rows of a batch

@@ -6,7 +6,7 @@ use clap::{ArgGroup, Subcommand};
 use kumiki::models::{DoubleDecoder, Model};
 use kumiki::tensor::DType;
 use kumiki_train::prefix::Prefix;
-use kumiki_train::tokenizer::ByteTokenizer;
+use kumiki_train::tokenizer::Tokenizer;
 use kumiki_train::{Error, Result, checkpoint};
 
 use crate::output;
@@ -29,9 +29,10 @@ impl Command {
     }
 }
 
-fn double(path: &Path) -> Result<DoubleDecoder> {
-    match checkpoint::load(path, DType::F32)?.model {
-        Model::Double(model) => Ok(model),
+fn double(path: &Path) -> Result<(DoubleDecoder, Tokenizer)> {
+    let found = checkpoint::load(path, DType::F32)?;
+    match found.model {
+        Model::Double(model) => Ok((model, found.tokenizer)),
         other => Err(Error::new(format!(
             "`{}` holds another kind of model ({}); only a double decoder reads a text apart from what follows",
             path.display(),
@@ -42,7 +43,7 @@ fn double(path: &Path) -> Result<DoubleDecoder> {
 
 /// Read a text with the context stack and keep what it found in a file
 ///
-/// What is kept are the latents of every byte, D numbers in f32. They are of use to this very model only.
+/// What is kept are the latents of every token, D numbers in f32. They are of use to this very model only.
 #[derive(clap::Args)]
 #[command(group = ArgGroup::new("text").required(true).args(["prompt", "file"]))]
 #[command(after_help = "\
@@ -67,12 +68,13 @@ pub struct Save {
 impl Save {
     fn run(self) -> Result<()> {
         Prefix::check_place(&self.out)?;
-        let model = double(&self.checkpoint)?;
+        let (model, tokenizer) = double(&self.checkpoint)?;
         let text = match (&self.file, self.prompt) {
             (Some(path), _) => read(path)?,
             (None, prompt) => prompt.unwrap_or_default().into_bytes(),
         };
-        let prefix = Prefix::read(&model, &ByteTokenizer.encode(&text))?;
+        let ids: Vec<i64> = tokenizer.encode(&text)?.into_iter().map(i64::from).collect();
+        let prefix = Prefix::read(&model, &ids)?;
         prefix.save(&self.out, &model)?;
         let (tokens, bytes) = (prefix.tokens.len(), prefix.latents.byte_len());
         output::line(&format!(
@@ -122,11 +124,12 @@ pub struct Use {
 
 impl Use {
     fn run(self) -> Result<()> {
-        let request = self.writing.request(&self.prompt)?;
-        request.check(0)?;
-        let model = double(&self.checkpoint)?;
+        // What is wrong whatever the model's tokens are.
+        self.writing.request(&self.prompt, &Tokenizer::bytes())?.check(0)?;
+        let (model, tokenizer) = double(&self.checkpoint)?;
+        let request = self.writing.request(&self.prompt, &tokenizer)?;
         let prefix = Prefix::load(&self.prefix, &model)?;
-        let mut texts = Texts::new(&self.prompt)?;
+        let mut texts = Texts::new(&self.prompt, &tokenizer)?;
         let done = prefix.generate(&model, &request, |row, id| texts.push(row, id));
         done.and(texts.end())
     }

@@ -14,6 +14,7 @@ use crate::corpus::Corpus;
 use crate::marks::{Class, Cursor, Marking};
 use crate::math::{self, MathText};
 use crate::mix::mix;
+use crate::shards::Tokens;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -57,8 +58,35 @@ impl Batch {
 pub enum Source {
     /// A text, or one part of a split one.
     Text(Corpus),
+    /// Prepared tokens, or one part of them.
+    Tokens(Tokens),
     /// The built-in endless corpus.
     Math(MathText),
+}
+
+impl Source {
+    /// Number of tokens; `None` for the endless `math`.
+    pub fn len(&self) -> Option<u64> {
+        match self {
+            Source::Text(text) => Some(text.len()),
+            Source::Tokens(tokens) => Some(tokens.len()),
+            Source::Math(_) => None,
+        }
+    }
+
+    /// Whether there is nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.len() == Some(0)
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        match self {
+            Source::Text(text) => text.name(),
+            Source::Tokens(tokens) => tokens.name(),
+            Source::Math(_) => "math",
+        }
+    }
 }
 
 /// Steps that every rank runs in one epoch: ⌊(N−1)/(B·T·R)⌋ for N tokens, B rows a rank, sequence T, R ranks.
@@ -91,10 +119,10 @@ impl Batches {
         if rank >= ranks {
             return Err(Error::new(format!("rank {rank} of {ranks} ranks; expected 0 <= rank < ranks")));
         }
-        if let Source::Text(text) = &source
-            && text.len() < seq as u64 + 1
+        if let Some(len) = source.len()
+            && len < seq as u64 + 1
         {
-            let (name, len, need) = (text.name(), text.len(), seq + 1);
+            let (name, need) = (source.name(), seq + 1);
             return Err(Error::new(format!(
                 "`{name}` is too short to train on: {len} tokens found, {need} needed at sequence length {seq} (T + 1)"
             )));
@@ -114,6 +142,7 @@ impl Batches {
         for row in first..first + self.rows as u64 {
             match &self.source {
                 Source::Text(text) => batch.text(text, self.start(text.len(), row), None),
+                Source::Tokens(tokens) => batch.tokens(tokens, self.start(tokens.len(), row), false),
                 Source::Math(text) => batch.math(text, self.seed, row),
             }
         }
@@ -122,10 +151,7 @@ impl Batches {
 
     /// Steps of one epoch over a text; `None` for the endless `math`. 0 if a batch holds more than the text.
     pub fn steps_per_epoch(&self) -> Option<u64> {
-        match &self.source {
-            Source::Text(text) => Some(steps_per_epoch(text.len(), self.rows, self.seq, self.ranks)),
-            Source::Math(_) => None,
-        }
+        self.source.len().map(|len| steps_per_epoch(len, self.rows, self.seq, self.ranks))
     }
 
     /// First token of the run's row `row`, counted over all ranks and steps.
@@ -146,6 +172,15 @@ impl Batches {
     }
 }
 
+/// Bytes of text that tokens stand for.
+#[derive(Clone, Debug)]
+pub(crate) enum TokenBytes {
+    /// Of every token.
+    Each(Arc<[u32]>),
+    /// On average, where it depends on a token's neighbours.
+    Mean(f64),
+}
+
 /// Fixed windows for validation, the same for every model, seed and run.
 #[derive(Clone, Debug)]
 pub struct Validation {
@@ -154,6 +189,8 @@ pub struct Validation {
     seq: usize,
     windows: u64,
     marking: Option<Marking>,
+    /// What tokens stand for; `None` for bytes.
+    bytes: Option<TokenBytes>,
     // Where the first window begins, when it has been looked for: it may be far from its file's start.
     first: Arc<OnceLock<Cursor>>,
 }
@@ -167,36 +204,57 @@ impl Validation {
     pub fn new(source: Source, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
         check_shape(rows, seq)?;
         let limit = max_tokens.map(|n| (n / seq as u64).max(1));
-        let (windows, seq) = match &source {
-            Source::Text(text) if text.len() < 2 => {
-                let (name, len) = (text.name(), text.len());
+        let (windows, seq) = match source.len() {
+            Some(len) if len < 2 => {
+                let name = source.name();
                 return Err(Error::new(format!("`{name}` is too short to validate on: {len} tokens, 2 needed")));
             }
-            Source::Text(text) => {
-                let seq = seq.min((text.len() - 1) as usize);
-                let all = (text.len() - 1) / seq as u64;
+            Some(len) => {
+                let seq = seq.min((len - 1) as usize);
+                let all = (len - 1) / seq as u64;
                 (limit.unwrap_or(all).min(all), seq)
             }
-            Source::Math(_) => {
+            None => {
                 let needed = || Error::new("validation on `math`, which is endless, needs a number of tokens");
                 (limit.ok_or_else(needed)?, seq)
             }
         };
-        Ok(Validation { source, rows, seq, windows, marking: None, first: Arc::default() })
+        Ok(Validation { source, rows, seq, windows, marking: None, bytes: None, first: Arc::default() })
     }
 
-    /// The same windows with the classes of their tokens, when `source` is a text. Texts of questions lie one kind
-    /// after another: of those the windows are spread evenly over the whole instead of taken from the start.
+    /// The same windows with the classes of their tokens, when `source` is a text; prepared tokens have theirs with them.
+    /// Texts of questions lie one kind after another: of those the windows are spread evenly over the whole instead of
+    /// taken from the start.
     pub fn marked(self, marking: Marking) -> Validation {
         Validation { marking: Some(marking), first: Arc::default(), ..self }
     }
 
-    /// The first token of window `row` of `text`.
-    fn start(&self, text: &Corpus, row: u64) -> u64 {
-        let all = (text.len() - 1) / self.seq as u64;
-        let at = match self.marking {
-            Some(Marking::Lines) => (u128::from(row) * u128::from(all) / u128::from(self.windows)) as u64,
-            _ => row,
+    /// The same windows of tokens that stand for so many bytes.
+    pub(crate) fn standing_for(self, bytes: TokenBytes) -> Validation {
+        Validation { bytes: Some(bytes), ..self }
+    }
+
+    /// Bytes of text that target tokens stand for.
+    pub fn bytes_of(&self, targets: &[i64]) -> f64 {
+        match &self.bytes {
+            None => targets.len() as f64,
+            Some(TokenBytes::Each(bytes)) => {
+                targets.iter().map(|&id| bytes.get(id as usize).copied().map_or(0.0, f64::from)).sum()
+            }
+            Some(TokenBytes::Mean(mean)) => targets.len() as f64 * mean,
+        }
+    }
+
+    /// The first token of window `row` of a text of `len` tokens.
+    fn start(&self, len: u64, row: u64) -> u64 {
+        let all = (len - 1) / self.seq as u64;
+        let questions = match &self.source {
+            Source::Tokens(tokens) => tokens.questions,
+            _ => self.marking == Some(Marking::Lines),
+        };
+        let at = match questions {
+            true => (u128::from(row) * u128::from(all) / u128::from(self.windows)) as u64,
+            false => row,
         };
         at * self.seq as u64
     }
@@ -206,7 +264,7 @@ impl Validation {
         let (Source::Text(text), Some(marking)) = (&self.source, self.marking) else { return None };
         let first = self.first.get_or_init(|| {
             let mut cursor = Cursor::new(marking);
-            cursor.mark(text, self.start(text, 0), 1, &mut Vec::new());
+            cursor.mark(text, self.start(text.len(), 0), 1, &mut Vec::new());
             cursor
         });
         Some(first.clone())
@@ -230,7 +288,8 @@ impl Validation {
             let mut batch = Gather::new(&self.source, rows as usize, self.seq);
             for row in first..first + rows {
                 match &self.source {
-                    Source::Text(text) => batch.text(text, self.start(text, row), cursor.as_mut()),
+                    Source::Text(text) => batch.text(text, self.start(text.len(), row), cursor.as_mut()),
+                    Source::Tokens(tokens) => batch.tokens(tokens, self.start(tokens.len(), row), true),
                     // Seed 0 whatever the run's seed: losses of different seeds stay comparable.
                     Source::Math(text) => batch.math(text, 0, row),
                 }
@@ -257,6 +316,14 @@ impl Gather {
         self.batch.tokens.extend(text.ids(start..start + count as u64));
         if let Some(cursor) = cursor {
             cursor.mark(text, start, count, self.batch.classes.get_or_insert_default());
+        }
+    }
+
+    fn tokens(&mut self, tokens: &Tokens, start: u64, classes: bool) {
+        let range = start..start + self.batch.seq as u64 + 1;
+        self.batch.tokens.extend(tokens.ids(range.clone()));
+        if classes && tokens.has_classes() {
+            tokens.classes(range, self.batch.classes.get_or_insert_default());
         }
     }
 
@@ -427,7 +494,7 @@ mod tests {
         let tokens = |v: &Validation| v.batches().flat_map(|b| b.targets()).collect::<Vec<_>>();
         assert_eq!(tokens(&all), tokens(&marked), "all windows are all windows");
         let few = Validation::new(source(), 4, 10, Some(60)).unwrap().marked(Marking::Lines);
-        let starts: Vec<u64> = (0..6).map(|row| few.start(&Corpus::from_bytes("text", lines.clone()), row)).collect();
+        let starts: Vec<u64> = (0..6).map(|row| few.start(lines.len() as u64, row)).collect();
         assert_eq!(starts, [0, 160, 330, 490, 660, 820]);
         for _ in 0..2 {
             for batch in few.batches() {

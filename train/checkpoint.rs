@@ -9,7 +9,7 @@ use kumiki_tensor::{DType, Tensor, safetensors};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::tokenizer::ByteTokenizer;
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result, saves};
 
 /// What files say that this program can read.
@@ -22,14 +22,13 @@ const VERSION: u64 = 1;
 /// The file inside of the folder.
 pub const MODEL_FILE: &str = "model.safetensors";
 
-/// The file beside it with the tokenizer, for all but bytes.
-pub const TOKENIZER_FILE: &str = "tokenizer.json";
-
 /// What a file held.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// The model.
     pub model: Model,
+    /// What its ids mean.
+    pub tokenizer: Tokenizer,
     /// What was noted when it was saved.
     pub notes: BTreeMap<String, String>,
 }
@@ -153,10 +152,7 @@ fn check_notes(notes: &BTreeMap<String, String>, expected: &str) -> std::result:
     if let Some(step) = notes.get("step").filter(|step| step.parse::<u64>().is_err()) {
         return Err(format!("its step must be a number, found `{step}`"));
     }
-    match notes.get("tokenizer") {
-        Some(other) if other != "byte" => Err(format!("its tokenizer is `{other}`; only `byte` is known")),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Reads a model back, with parameters of `dtype`. `path` is the file or a folder, as for [`find`].
@@ -176,9 +172,10 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     } else {
         ModelConfig::Language(config_of(&file, LANGUAGE_MODEL, &contents)?)
     };
-    let ids = ByteTokenizer::VOCAB;
-    if config.text_ids() != ids {
-        return Err(failed(format!("its n_vocab must be {ids}, the number of bytes, found {}", config.text_ids())));
+    let tokenizer = Tokenizer::of_notes(&file, &contents.metadata)?;
+    if config.text_ids() != tokenizer.vocab() {
+        let (ids, name, found) = (tokenizer.vocab(), tokenizer.name(), config.text_ids());
+        return Err(failed(format!("its n_vocab must be {ids}, the tokens of its tokenizer `{name}`, found {found}")));
     }
     // First of all: what follows counts with these sizes.
     config.check().map_err(|e| failed(e.to_string()))?;
@@ -186,7 +183,7 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     let mut model = Model::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
     contents.metadata.remove("config");
-    Ok(Checkpoint { model, notes: contents.metadata })
+    Ok(Checkpoint { model, tokenizer, notes: contents.metadata })
 }
 
 /// As [`load`], for a regressor.
@@ -269,10 +266,10 @@ mod tests {
         };
         for (key, value, phrase) in [
             ("step", "many", "its step must be a number, found `many`"),
-            ("tokenizer", "bpe", "its tokenizer is `bpe`; only `byte` is known"),
+            ("tokenizer", "bpe", "its tokenizer is `bpe`, and cannot read the tokenizer"),
             ("format", "kumiki language model, version 2", "version 2, this program reads version 1 only"),
             ("format", "something", "its format is `something`"),
-            ("config", &with(100, 1e4), "its n_vocab must be 256, the number of bytes, found 100"),
+            ("config", &with(100, 1e4), "its n_vocab must be 256, the tokens of its tokenizer `byte`, found 100"),
             ("config", &with(256, 0.0), "rope_base must be a positive number, found 0"),
             ("config", &with(256, -1.0), "rope_base must be a positive number, found -1"),
         ] {
@@ -317,7 +314,11 @@ mod tests {
         let file = dir.path().join(MODEL_FILE);
         let contents = safetensors::load(&file).unwrap();
         for (from, to, phrase) in [
-            ("\"sentinels\":4", "\"sentinels\":400", "its n_vocab must be 256, the number of bytes, found 0"),
+            (
+                "\"sentinels\":4",
+                "\"sentinels\":400",
+                "its n_vocab must be 256, the tokens of its tokenizer `byte`, found 0",
+            ),
             ("\"d_model\":32", "\"d_model\":33000000", "its sizes are absurd"),
             ("\"decoder_layers\":1", "\"decoder_layers\":2", "parameters, the tensors hold"),
             ("\"heads\":2", "\"heads\":3", "heads must divide"),

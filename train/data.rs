@@ -1,12 +1,14 @@
-//! What a user names as data, made ready: `math`, or a path to text with its held-out part.
+//! What a user names as data, made ready: `math`, a path to text with its held-out part, or a folder of prepared tokens.
 
 use std::path::Path;
 
-use crate::batches::{Batches, Source, Validation};
+use crate::batches::{Batches, Source, TokenBytes, Validation};
 use crate::corpus::{self, Corpus, Split};
 use crate::kinds::{Kind, Unpacked};
 use crate::marks::Marking;
 use crate::math::{MathText, SplitName};
+use crate::prepare::{Meta, PartMeta, Prepared};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 /// Target tokens of a validation on `math` when no number is asked for: about 1,000 questions.
@@ -27,6 +29,10 @@ pub struct Data {
     pub marking: Option<Marking>,
     /// A sentence that the user should see: how the text was taken, or that validation is missing or short.
     pub note: Option<String>,
+    /// What its tokens are: bytes, unless it was prepared with another tokenizer.
+    pub tokenizer: Tokenizer,
+    /// What a prepared folder says of its two parts.
+    prepared: Option<[PartMeta; 2]>,
 }
 
 /// The last part of a corpus' name, which names its folders: `book.txt` for `texts/book.txt`.
@@ -45,16 +51,29 @@ pub fn short_name(name: &str) -> Result<String> {
 }
 
 impl Data {
-    /// `math` is the built-in corpus (a file of that name is `./math`); anything else is a path for [`Corpus::open`],
-    /// split by [`Corpus::split`] for windows of `seq + 1` tokens. A folder of DeepMind Mathematics is split as its folders
-    /// say. Errors are those of these two.
+    /// `math` is the built-in corpus (a file of that name is `./math`); a folder with a `meta.json` has prepared tokens in two
+    /// parts, whatever `val_fraction` says ([`Prepared::open`]); anything else is a path for [`Corpus::open`], split by [`Corpus::split`] for windows of `seq + 1` tokens. A folder of DeepMind Mathematics is split as its folders
+    /// say. Errors are those of these three.
     pub fn open(name: &str, val_fraction: f64, seq: usize) -> Result<Data> {
         if name == "math" {
             let text = |split| Source::Math(MathText::new(split));
             let (train, val) = (text(SplitName::Train), Some(text(SplitName::Interpolate)));
-            return Ok(Data { name: name.into(), kind: Kind::Mathematics, train, val, marking: None, note: None });
+            let (kind, tokenizer) = (Kind::Mathematics, Tokenizer::bytes());
+            return Ok(Data {
+                name: name.into(),
+                kind,
+                train,
+                val,
+                marking: None,
+                note: None,
+                tokenizer,
+                prepared: None,
+            });
         }
         let path = Path::new(name);
+        if Meta::is_in(path) {
+            return Data::of_prepared(name, Prepared::open(path)?, seq);
+        }
         let files = corpus::files(path)?;
         let kind = Kind::of(&files);
         let (split, taken) = match Unpacked::find(path, &files) {
@@ -77,7 +96,48 @@ impl Data {
         let note = (!notes.is_empty()).then(|| notes.join("; "));
         let val = (split.val.len() >= 2).then_some(Source::Text(split.val));
         let (train, marking) = (Source::Text(split.train), kind.marking());
-        Ok(Data { name: name.into(), kind, train, val, marking, note })
+        let tokenizer = Tokenizer::bytes();
+        Ok(Data { name: name.into(), kind, train, val, marking, note, tokenizer, prepared: None })
+    }
+
+    fn of_prepared(name: &str, prepared: Prepared, seq: usize) -> Result<Data> {
+        let Prepared { meta, tokenizer, train, val } = prepared;
+        let (found, need) = (train.len(), seq as u64 + 1);
+        if found < need {
+            return Err(Error::new(format!(
+                "`{name}` is too short: {found} tokens to train on found, {need} needed at sequence length {seq} (T + 1)"
+            )));
+        }
+        let held = val.len();
+        let note = match held {
+            // Nothing was to be held out: then nothing is missing.
+            0 if meta.val_fraction == 0.0 => None,
+            0 | 1 => Some(format!("`{name}`: nothing is held out: no validation loss will be reported")),
+            _ if held < need => Some(format!(
+                "`{name}`: {held} tokens held out, fewer than a window of {need}: validation uses one shorter window"
+            )),
+            _ => None,
+        };
+        let val = (held >= 2).then_some(Source::Tokens(val));
+        let (train, kind) = (Source::Tokens(train), meta.kind);
+        let prepared = Some([meta.train, meta.val]);
+        Ok(Data { name: name.into(), kind, train, val, marking: None, note, tokenizer, prepared })
+    }
+
+    /// The error of a model with another vocabulary or tokenizer than these data's: `whose` is the model, `name` and `vocab`
+    /// are its tokenizer's.
+    pub fn check_tokenizer(&self, whose: &str, name: &str, vocab: usize) -> Result<()> {
+        let ours = &self.tokenizer;
+        // Bytes with and without an end are told apart by their vocabularies alone.
+        if (name, vocab) == (ours.name(), ours.vocab()) {
+            return Ok(());
+        }
+        Err(Error::new(format!(
+            "{whose} is of the tokenizer `{name}` ({vocab} tokens), `{}` of `{}` ({} tokens); expected the same: `kumiki data prepare` makes tokens of texts",
+            self.name,
+            ours.name(),
+            ours.vocab()
+        )))
     }
 
     /// Training batches; see [`Batches::new`].
@@ -99,19 +159,36 @@ impl Data {
     fn windows(&self, source: &Source, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
         let max_tokens = match source {
             Source::Math(_) => max_tokens.or(Some(MATH_VAL_TOKENS)),
-            Source::Text(_) => max_tokens,
+            Source::Text(_) | Source::Tokens(_) => max_tokens,
         };
         let windows = Validation::new(source.clone(), rows, seq, max_tokens)?;
+        let windows = match &self.prepared {
+            Some([train, val]) => {
+                let part = if matches!(&self.val, Some(val) if std::ptr::eq(val, source)) { val } else { train };
+                windows.standing_for(self.token_bytes(part))
+            }
+            None => windows,
+        };
         Ok(match self.marking {
             Some(marking) => windows.marked(marking),
             None => windows,
         })
     }
 
+    fn token_bytes(&self, part: &PartMeta) -> TokenBytes {
+        if !self.tokenizer.is_byte_level() {
+            return TokenBytes::Mean(part.bytes_per_token());
+        }
+        // An id without a token is in no text.
+        let bytes = |id| self.tokenizer.token(id).map_or(0, |token| token.len() as u32);
+        TokenBytes::Each((0..self.tokenizer.vocab() as u32).map(bytes).collect())
+    }
+
     /// What a change of the text changes: fingerprints of both parts in hexadecimal; empty for `math`, which cannot change.
     pub fn fingerprint(&self) -> String {
         let of = |source: &Source| match source {
             Source::Text(text) => format!("{:016x}", text.fingerprint()),
+            Source::Tokens(tokens) => format!("{:016x}", tokens.fingerprint()),
             Source::Math(_) => String::new(),
         };
         of(&self.train) + &self.val.as_ref().map_or(String::new(), of)
@@ -119,16 +196,14 @@ impl Data {
 
     /// Tokens to train on; `None` for the endless `math`.
     pub fn train_tokens(&self) -> Option<u64> {
-        match &self.train {
-            Source::Text(text) => Some(text.len()),
-            Source::Math(_) => None,
-        }
+        self.train.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prepare;
     use crate::scratch::Scratch;
 
     #[test]
@@ -179,6 +254,62 @@ mod tests {
         let one = Data::open(dir.path().join("dm/train-easy").to_str().unwrap(), 0.2, 32).unwrap();
         assert_eq!((one.kind, one.train_tokens(), one.marking), (Kind::Mathematics, Some(160), Some(Marking::Lines)));
         assert!(one.note.unwrap().contains("lines of questions and answers"));
+    }
+
+    #[test]
+    fn a_prepared_folder_is_data_like_its_texts() {
+        let dir = Scratch::new();
+        for n in 0..4 {
+            dir.file(&format!("dm/train-easy/a__{n}.txt"), format!("What is {n} + {n}?\n{}\n", 2 * n).repeat(50));
+        }
+        dir.file("dm/interpolate/a__0.txt", "What is 7 + 7?\n14\n".repeat(50));
+        let prepare = |name: &str, val_fraction| {
+            let out = dir.path().join("out");
+            let options = prepare::Options {
+                inputs: vec![dir.path().join(name).to_str().unwrap().to_owned()],
+                out: out.clone(),
+                existing: prepare::Existing::Replace,
+                tokenizer: Tokenizer::bytes_with_end(),
+                val_fraction,
+                seed: 0,
+                skip_bad: 0,
+                replace_invalid: false,
+                shard_tokens: 100,
+                threads: Some(2),
+            };
+            prepare::prepare(&options, |_| {}).unwrap();
+            Data::open(out.to_str().unwrap(), 0.5, 32).unwrap()
+        };
+        let data = prepare("dm", 0.1);
+        assert_eq!(
+            (data.kind, data.train_tokens(), data.tokenizer.vocab()),
+            (Kind::Mathematics, Some(4 * 50 * 18), 257)
+        );
+        let batches = data.batches(4, 32, 0).unwrap();
+        let batch = batches.get(7);
+        assert_eq!((batch.tokens.len(), batch.classes.is_none(), batch == batches.get(7)), (4 * 33, true, true));
+        assert!(batch.tokens.contains(&256) && batches.steps_per_epoch() == Some(3599 / 128));
+        let val = data.validation(4, 32, None).unwrap().unwrap();
+        let (mut answers, mut bytes) = (String::new(), Vec::new());
+        for batch in val.batches() {
+            for (token, class) in batch.targets().into_iter().zip(batch.target_classes().unwrap()) {
+                bytes.extend(u8::try_from(token).ok());
+                if class.is_some() {
+                    answers.push(char::from(token as u8));
+                }
+            }
+        }
+        assert!(answers.starts_with("14\n14\n") && bytes.starts_with(b"hat is 7 + 7?\n14\nWhat"));
+        assert_eq!(val.bytes_of(&[65, 66, 256, 10]), 3.0);
+        assert_eq!(data.fingerprint().len(), 32);
+        assert!(data.check_tokenizer("the model", "byte-eot", 257).is_ok());
+        let e = data.check_tokenizer("the model", "byte", 256).unwrap_err().to_string();
+        assert!(e.contains("`byte` (256 tokens)") && e.contains("`byte-eot` (257 tokens)"), "{e}");
+
+        dir.file("short.txt", "x".repeat(32));
+        assert!(prepare("short.txt", 0.0).validation(1, 32, None).unwrap().is_none(), "33 tokens with the end");
+        let e = Data::open(dir.path().join("out").to_str().unwrap(), 0.0, 33).unwrap_err().to_string();
+        assert!(e.contains("33 tokens to train on found, 34 needed"), "{e}");
     }
 
     #[test]

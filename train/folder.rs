@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use kumiki_tensor::files;
 
-use crate::checkpoint::{MODEL_FILE, TOKENIZER_FILE, is_seed};
+use crate::checkpoint::{MODEL_FILE, is_seed};
 use crate::data::short_name;
+use crate::tokenizer::TOKENIZER_FILE;
 use crate::{Error, Result, gp, saves, zoo};
 
 pub(crate) const RESULTS: &str = "results.json";

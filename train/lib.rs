@@ -37,6 +37,7 @@ pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prefix;
+pub mod prepare;
 #[cfg(feature = "report")]
 pub mod report;
 mod resume;
@@ -45,6 +46,7 @@ pub mod sample;
 pub mod saves;
 pub mod scaling;
 pub mod settings;
+pub mod shards;
 mod spans;
 pub mod stop;
 pub mod suggest;
@@ -55,6 +57,7 @@ pub mod tokenizer;
 pub mod trainer;
 pub mod training;
 mod variants;
+mod xxh64;
 pub mod zoo;
 
 pub use error::{Error, Result};

@@ -12,7 +12,6 @@ use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
 use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result, saves};
 
 /// A run as it is found.
@@ -127,8 +126,8 @@ pub(crate) fn read(folder: &Path, experiment: &str) -> Result<Old> {
 
 /// Whether the model of a finished row is still in this file, whole, and the one that the row is about.
 fn usable(row: &Row, settings: &Settings, path: &Path) -> Result<()> {
-    let found = checkpoint::load(path, settings.dtype()?)?.model.config();
-    if found == settings.model(&row.result.model, ByteTokenizer::VOCAB)? {
+    let found = checkpoint::load(path, settings.dtype()?)?;
+    if found.model.config() == settings.model(&row.result.model, found.tokenizer.vocab())? {
         return Ok(());
     }
     Err(Error::new(format!("`{}` holds another model", path.display())))

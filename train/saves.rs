@@ -1,6 +1,7 @@
 //! Saves: what an unfinished training needs to go on exactly where it was, in folders `step-<n>` beside each other.
 //!
 //! ```text
+//! step-<n>/tokenizer.json           unless the tokenizer's name says all
 //! step-<n>/model.safetensors        the parameters, with all that makes it a model of its own (see [`checkpoint`])
 //! step-<n>/optimizer.safetensors    `m.<parameter>` and `v.<parameter>`: AdamW's moments; in the header the number of steps
 //! step-<n>/state.json               [`State`]
@@ -26,6 +27,7 @@ use crate::checkpoint::{self, MODEL_FILE};
 use crate::log::Record;
 use crate::run::Machine;
 use crate::settings::Settings;
+use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::trainer::{Evaluation, Trainer};
 use crate::{Error, Result};
 
@@ -93,7 +95,7 @@ pub fn step_of(name: &str) -> Option<u64> {
 /// Whether `folder` is named as a save and has no other files than one.
 pub(crate) fn is_save(folder: &Path) -> bool {
     let named = folder.file_name().and_then(|name| name.to_str()).and_then(step_of).is_some();
-    let own = |name: &str| [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, checkpoint::TOKENIZER_FILE].contains(&name);
+    let own = |name: &str| [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE].contains(&name);
     let own = |entry: fs::DirEntry| entry.file_name().to_str().is_some_and(|n| own(n) || files::is_temporary(n));
     named && fs::read_dir(folder).is_ok_and(|entries| entries.flatten().all(own))
 }
@@ -110,7 +112,7 @@ pub fn all(folder: &Path) -> Vec<(u64, PathBuf)> {
 }
 
 /// Saves a training in the model's `folder`, made if need be, and removes the oldest saves but for `keep`. A save of the same
-/// step is left as it is. `notes` are those of the model's file. Gives the save's folder.
+/// step is left as it is. `notes` are those of the model's file, that of `tokenizer` among them. Gives the save's folder.
 ///
 /// # Errors
 /// When it cannot be written; then all earlier saves are still there, and the sentence says how many bytes it needed.
@@ -118,13 +120,14 @@ pub fn save(
     folder: &Path,
     state: &State,
     trainer: &Trainer,
+    tokenizer: &Tokenizer,
     notes: &BTreeMap<String, String>,
     keep: usize,
 ) -> Result<PathBuf> {
     let path = folder.join(format!("{START}{}", state.step));
     if !path.exists() {
         fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
-        files::make_folder(&path, |path| write(path, state, trainer, notes))
+        files::make_folder(&path, |path| tokenizer.keep(path).and_then(|()| write(path, state, trainer, notes)))
             .map_err(|e| e.context(&format!("cannot save step {} in `{}`", state.step, folder.display())))?;
     }
     let saves = all(folder);
@@ -279,7 +282,7 @@ pub fn newest(
 /// # Errors
 /// When it cannot be written.
 pub(crate) fn publish(save: &Path, folder: &Path) -> Result<()> {
-    for name in [MODEL_FILE, checkpoint::TOKENIZER_FILE] {
+    for name in [TOKENIZER_FILE, MODEL_FILE] {
         let to = folder.join(name);
         match files::link(&save.join(name), &to) {
             Err(e) if e.kind() == ErrorKind::NotFound && name != MODEL_FILE => {}

@@ -205,6 +205,8 @@ pub struct Evaluation {
     pub second_half: f64,
     /// Tokens of text.
     pub tokens: u64,
+    /// Bytes of text that they stand for.
+    pub bytes: f64,
     /// The same over the tokens of every [`Class`], where the source has it; see [`Evaluation::of`].
     pub classes: [Option<(f64, u64)>; Class::ALL.len()],
 }
@@ -215,9 +217,9 @@ impl Evaluation {
         self.classes[class as usize]
     }
 
-    /// Bits per token; per byte with the byte tokenizer.
+    /// Bits per byte of text.
     pub fn bits(&self) -> f64 {
-        self.nll / std::f64::consts::LN_2
+        self.nll / std::f64::consts::LN_2 * (self.tokens as f64 / self.bytes)
     }
 
     /// `exp(nll)`.
@@ -234,12 +236,13 @@ pub fn evaluate(model: &Model, validation: &Validation, mut progress: impl FnMut
     objective::check(&model.config(), validation.seq())?;
     let (mut sum, mut targets, mut tokens, mut rows) = (0f64, 0u64, 0u64, 0u64);
     let (mut second, mut of_text) = ((0f64, 0u64), true);
-    let mut classes = [(0f64, 0u64); Class::ALL.len()];
+    let (mut classes, mut bytes) = ([(0f64, 0u64); Class::ALL.len()], 0.0);
     for batch in validation.batches() {
         let scores = Scores::of(model, &batch, rows);
         sum += scores.rows.iter().sum::<f64>();
         targets += scores.rows.len() as u64;
         tokens += (batch.rows * batch.seq) as u64;
+        bytes += validation.bytes_of(&batch.targets());
         rows += batch.rows as u64;
         second = (second.0 + scores.second_half.0, second.1 + scores.second_half.1);
         of_text = scores.of_text;
@@ -262,7 +265,14 @@ pub fn evaluate(model: &Model, validation: &Validation, mut progress: impl FnMut
         return Err(Error::new("there is nothing to evaluate: 0 target tokens"));
     }
     let classes = classes.map(|(nll, n)| (n > 0).then(|| (nll / n as f64, n)));
-    Ok(Evaluation { nll: sum / targets as f64, of_text, second_half: second.0 / second.1 as f64, tokens, classes })
+    Ok(Evaluation {
+        nll: sum / targets as f64,
+        of_text,
+        second_half: second.0 / second.1 as f64,
+        tokens,
+        bytes,
+        classes,
+    })
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ use crate::run::Machine;
 use crate::saves::{self, State};
 use crate::settings::Settings;
 use crate::stop::Stop;
-use crate::tokenizer::ByteTokenizer;
 use crate::trainer::{Evaluation, Trainer, evaluate};
 use crate::{Error, Result, checkpoint};
 
@@ -248,9 +247,10 @@ impl<'a> Training<'a> {
         let (step, settings) = (self.trainer.steps_done(), self.settings);
         let json =
             serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
-        let notes =
-            [("model", self.name.into()), ("step", step.to_string()), ("tokenizer", "byte".into()), ("settings", json)];
-        let notes: BTreeMap<String, String> = notes.map(|(key, value)| (key.to_owned(), value)).into();
+        let notes = [("model", self.name.into()), ("step", step.to_string()), ("settings", json)];
+        let notes = notes.map(|(key, value)| (key.to_owned(), value));
+        let tokenizer = &self.data.tokenizer;
+        let notes: BTreeMap<String, String> = notes.into_iter().chain(tokenizer.notes()).collect();
         let state = State {
             format: State::format(),
             kumiki: env!("CARGO_PKG_VERSION").to_owned(),
@@ -269,7 +269,7 @@ impl<'a> Training<'a> {
             settings: settings.clone(),
             machine: Machine::here(),
         };
-        let path = saves::save(self.folder, &state, &self.trainer, &notes, self.keeping.keep)?;
+        let path = saves::save(self.folder, &state, &self.trainer, tokenizer, &notes, self.keeping.keep)?;
         self.saved = Some((step, path));
         Ok(())
     }
@@ -307,15 +307,21 @@ impl<'a> Training<'a> {
 /// A training at its start.
 fn fresh(name: &str, settings: &Settings, data: &Data) -> Result<Trainer> {
     let named = |e: &dyn std::fmt::Display| Error::new(format!("model `{name}`: {e}"));
-    let config = settings.model(name, ByteTokenizer::VOCAB)?;
+    let config = settings.model(name, data.tokenizer.vocab())?;
     let model = match settings.init_from.as_str() {
         "" => Model::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?,
         from => {
-            let found = checkpoint::load(Path::new(from), settings.dtype()?)?.model;
-            if found.config() != config {
+            let found = checkpoint::load(Path::new(from), settings.dtype()?)?;
+            if found.model.config() != config {
                 return Err(named(&format!("`{from}`, which it is to begin from, holds another model")));
             }
-            found
+            if found.tokenizer != data.tokenizer {
+                let (then, now) = (found.tokenizer.name(), data.tokenizer.name());
+                return Err(named(&format!(
+                    "`{from}`, which it is to begin from, is of the tokenizer `{then}`, not `{now}`"
+                )));
+            }
+            found.model
         }
     };
     let batches = data.batches(settings.batch, settings.seq, settings.seed)?;

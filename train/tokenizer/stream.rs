@@ -1,34 +1,9 @@
-//! The byte tokenizer: every byte is a token, so any file is text and every round trip is exact.
-//!
-//! Printing is the one hard part: a character may lie over several tokens. [`StreamDecoder`] holds back an unfinished
+//! Printing what comes token by token: a character may lie over several tokens. [`StreamDecoder`] holds back an unfinished
 //! character and gives out complete text only; bytes that can no longer become a character turn into U+FFFD, one per
 //! maximal wrong part (the practice of Unicode and of `String::from_utf8_lossy`, with which the result agrees).
 
+use super::Tokenizer;
 use crate::{Error, Result};
-
-/// Tokens are the bytes 0..=255 themselves; no special tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByteTokenizer;
-
-impl ByteTokenizer {
-    /// Size of the vocabulary.
-    pub const VOCAB: usize = 256;
-
-    /// One id per byte; accepts any bytes, valid UTF-8 or not.
-    pub fn encode(&self, bytes: &[u8]) -> Vec<i64> {
-        bytes.iter().map(|&b| i64::from(b)).collect()
-    }
-
-    /// The exact bytes that `encode` was given. An id outside 0..=255 is an error that names it and its place.
-    pub fn decode(&self, ids: &[i64]) -> Result<Vec<u8>> {
-        ids.iter()
-            .enumerate()
-            .map(|(at, &id)| {
-                u8::try_from(id).map_err(|_| Error::new(format!("token {at} is {id}: a byte token lies in 0..=255")))
-            })
-            .collect()
-    }
-}
 
 /// Turns bytes that arrive one by one into pieces of whole characters.
 ///
@@ -98,6 +73,66 @@ impl StreamDecoder {
     }
 }
 
+/// Turns tokens that arrive one by one into pieces of whole characters. See [`Tokenizer::decoder`].
+#[derive(Clone, Debug)]
+pub struct TokenDecoder {
+    tokenizer: Tokenizer,
+    bytes: StreamDecoder,
+    /// For tokens whose text depends on those before: the tokens since text was last given out, those of that text first.
+    window: Vec<u32>,
+    /// How many of them are of that text.
+    given: usize,
+}
+
+impl TokenDecoder {
+    pub(super) fn new(tokenizer: Tokenizer) -> TokenDecoder {
+        TokenDecoder { tokenizer, bytes: StreamDecoder::default(), window: Vec::new(), given: 0 }
+    }
+
+    /// Takes one token and returns the text that has become certain. The token that ends a text adds none.
+    ///
+    /// # Errors
+    /// When the vocabulary has no such token.
+    pub fn push(&mut self, id: i64) -> Result<String> {
+        let token = u32::try_from(id).ok().filter(|&id| (id as usize) < self.tokenizer.vocab());
+        let token = token.ok_or_else(|| {
+            let (name, vocab) = (self.tokenizer.name(), self.tokenizer.vocab());
+            Error::new(format!("token id {id}: the tokenizer `{name}` has the ids 0..={}", vocab - 1))
+        })?;
+        if self.tokenizer.is_byte_level() {
+            return Ok(self.bytes.push_bytes(&self.tokenizer.decode(&[token])?));
+        }
+        if self.tokenizer.end() == Some(token) {
+            return Ok(String::new());
+        }
+        self.window.push(token);
+        self.rest(false)
+    }
+
+    /// What the window says beyond what was given out; nothing while it ends in an unfinished character.
+    fn rest(&mut self, all: bool) -> Result<String> {
+        let text = |ids: &[u32]| self.tokenizer.decode(ids).map(|b| String::from_utf8_lossy(&b).into_owned());
+        let (before, now) = (text(&self.window[..self.given])?, text(&self.window)?);
+        if !all && now.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        let new = now.get(before.len()..).unwrap_or_default().to_owned();
+        if !new.is_empty() {
+            self.window.drain(..self.given);
+            self.given = self.window.len();
+        }
+        Ok(new)
+    }
+
+    /// Ends the text: a character that never finished becomes one U+FFFD.
+    pub fn flush(&mut self) -> String {
+        let held = self.bytes.flush();
+        let rest = self.rest(true).unwrap_or_default();
+        (self.window, self.given) = (Vec::new(), 0);
+        held + &rest
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,18 +142,6 @@ mod tests {
         let pieces: Vec<String> = bytes.iter().map(|&b| decoder.push(b)).collect();
         let end = decoder.flush();
         (pieces, end)
-    }
-
-    #[test]
-    fn case_41_exact_round_trip_of_any_bytes() {
-        let t = ByteTokenizer;
-        let all: Vec<u8> = (0..=255).collect();
-        for bytes in [all.as_slice(), b"a\r\nb", &[0x92], b"", "🦀é\0".as_bytes()] {
-            assert_eq!(t.decode(&t.encode(bytes)).unwrap(), bytes);
-        }
-        let e = t.decode(&[65, 256]).unwrap_err().to_string();
-        assert!(e.contains("256") && e.contains("token 1"), "{e}");
-        assert!(t.decode(&[-1]).is_err());
     }
 
     #[test]
