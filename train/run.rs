@@ -471,8 +471,8 @@ impl Run {
             Err(e) => {
                 let Cell { corpus, seed, model } = cell.clone();
                 self.results.failed = Some(Failure { corpus, seed, model, error: e.to_string() });
-                self.write()?;
-                self.draw()?;
+                // What cannot be written now, on a full disk say, must not hide why it failed.
+                let _ = self.write().and_then(|()| self.draw());
                 Err(e)
             }
         }

@@ -273,7 +273,8 @@ impl Run {
             }
             Err(e) => {
                 self.results.failed = Some(Failure { cell: cell.clone(), error: e.to_string() });
-                self.write()?;
+                // What cannot be written now, on a full disk say, must not hide why it failed.
+                let _ = self.write();
                 Err(e)
             }
         }
