@@ -3,6 +3,7 @@
 mod ablate;
 mod bench;
 mod cem;
+mod checkpoint;
 mod compare;
 mod data;
 mod data_progress;
@@ -98,6 +99,8 @@ enum Command {
     Export(export::Args),
     Generate(generate::Args),
     #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
+    #[command(subcommand)]
     Prefix(prefix::Command),
     Inference(inference::Args),
     Macs(macs::Args),
@@ -129,6 +132,7 @@ fn run(cli: Cli) -> Result<()> {
         #[cfg(feature = "report")]
         Command::Export(args) => args.run(),
         Command::Generate(args) => args.run(),
+        Command::Checkpoint(command) => command.run(),
         Command::Prefix(command) => command.run(),
         Command::Inference(args) => args.run(),
         Command::Macs(args) => args.run(),
