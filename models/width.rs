@@ -1,6 +1,6 @@
 //! μP: which learning rates and outputs are scaled with the width D, so that what suits a narrow model suits a wide one.
 //!
-//! With `m = D / D₀` of a base width `D₀`, for AdamW (all starting values are as in [`kumiki_nn::Init`]'s users):
+//! With `m = D / D₀` of a base width `D₀`, for AdamW; no starting value differs from those without μP:
 //!
 //! ```text
 //!                                        starting values   rate      output
