@@ -6,15 +6,16 @@
 //! Source: Yang et al., Tensor Programs V, arXiv 2203.03466, appendix D.1.
 
 use kumiki_autograd::Tape;
-use kumiki_models::{LanguageModel, Model};
+use kumiki_models::{LanguageModel, Model, ModelConfig};
 use kumiki_ops as ops;
 use kumiki_tensor::Tensor;
 use serde::Serialize;
 
 use crate::data::Data;
 use crate::settings::Settings;
+use crate::tokenizer::ByteTokenizer;
 use crate::trainer::Trainer;
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -130,6 +131,20 @@ impl Check {
         if self.base_width == 0 || self.seeds.is_empty() {
             return Err(Error::new("a base width of at least 1 and at least one seed are needed"));
         }
+        // All of them before the first is trained.
+        for &width in &self.widths {
+            let settings = self.settings(width, Scaling::Mup, 0)?;
+            let config = settings.model(&self.model, ByteTokenizer::VOCAB)?;
+            if !matches!(config, ModelConfig::Language(_)) {
+                let (model, kind) = (&self.model, config.kind());
+                return Err(Error::new(format!(
+                    "model `{model}`: the check is of models with one stack, and it is of the kind {kind}"
+                )));
+            }
+            let Settings { batch: rows, seq, accumulate, .. } = settings;
+            let step = memory::Step { dtype: settings.dtype()?, rows, seq, accumulate, recompute: false };
+            step.check(&self.model, &config, "--widths")?;
+        }
         Ok(())
     }
 }
@@ -195,19 +210,16 @@ fn one(check: &Check, scaling: Scaling, width: usize, seed: u64) -> Result<Vec<R
     let tokens = Tensor::from_slice(&held_out.inputs(), &[held_out.rows, seq]);
     let mut trainer = Trainer::new(model, settings.step_config()?, data.batches(batch, seq, seed)?, seed)?;
     let now = |trainer: &Trainer| match &trainer.model {
-        Model::Language(model) => Ok(parts(model, &tokens)),
-        other => {
-            let kind = other.config().kind();
-            Err(Error::new(format!("model `{}`: the check is of models with one stack, not of a {kind}", check.model)))
-        }
+        Model::Language(model) => parts(model, &tokens),
+        other => unreachable!("checked: it is a language model, found a {}", other.config().kind()),
     };
-    let first: Vec<Vec<f64>> = now(&trainer)?.iter().map(|(_, values)| values.to_f64_vec()).collect();
+    let first: Vec<Vec<f64>> = now(&trainer).iter().map(|(_, values)| values.to_f64_vec()).collect();
     let mut rows = Vec::new();
     for step in 0..=check.steps {
         if step > 0 {
             trainer.step()?;
         }
-        for ((part, values), before) in now(&trainer)?.into_iter().zip(&first) {
+        for ((part, values), before) in now(&trainer).into_iter().zip(&first) {
             let values = values.to_f64_vec();
             let size = mean_abs(values.iter().copied());
             let change = mean_abs(values.iter().zip(before).map(|(x, y)| x - y));
@@ -407,7 +419,7 @@ mod tests {
                 "every width must be a multiple of head_dim=16, found 24",
             ),
             (Check { base_width: 0, ..small.clone() }, "a base width of at least 1"),
-            (Check { model: "double".into(), ..small.clone() }, "models with one stack, not of a double decoder"),
+            (Check { model: "double".into(), ..small.clone() }, "it is of the kind double decoder"),
             (Check { steps: 0, ..small.clone() }, "steps must be from 1"),
             (Check { lr: -1.0, ..small }, "lr must be a positive number"),
         ] {
