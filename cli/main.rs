@@ -16,6 +16,7 @@ mod gradcheck;
 mod inference;
 mod interrupt;
 mod macs;
+mod mup;
 mod options;
 mod output;
 #[cfg(feature = "report")]
@@ -107,6 +108,8 @@ enum Command {
     #[command(subcommand)]
     Cem(cem::Command),
     #[command(subcommand)]
+    Mup(mup::Command),
+    #[command(subcommand)]
     Scaling(scaling_fit::Command),
     Gradcheck(gradcheck::Args),
     #[command(subcommand)]
@@ -137,6 +140,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Inference(args) => args.run(),
         Command::Macs(args) => args.run(),
         Command::Cem(command) => command.run(),
+        Command::Mup(command) => command.run(),
         Command::Scaling(command) => command.run(),
         Command::Gradcheck(args) => args.run(),
         Command::Bench(command) => command.run(),

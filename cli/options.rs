@@ -153,6 +153,11 @@ struct SettingOptions {
     /// Decay of matrices per step and unit of learning rate
     #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     weight_decay: Option<f64>,
+    /// μP: scale learning rates and logits by the width, as 1 at this width; 0 for no scaling
+    ///
+    /// What suits a model of this width then suits wider ones; see `kumiki mup check`.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Optimiser")]
+    mup_base_width: Option<usize>,
     /// Largest global gradient norm
     #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
     clip: Option<f64>,

@@ -12,6 +12,7 @@ use crate::gau::{GauBlock, GauConfig};
 use crate::gelu::{GeluConfig, GeluLayer};
 use crate::tango::{TangoBlock, TangoConfig};
 use crate::transformer::{TransformerBlock, TransformerConfig};
+use crate::width::scaled;
 
 /// Targets with this id do not count in the loss.
 pub const IGNORE: i64 = -1;
@@ -183,6 +184,8 @@ pub struct LanguageModel {
     pub checkpoint_activations: bool,
     /// Of the embedded tokens and of what every block adds, in training.
     pub dropout: Dropout,
+    /// What logits are multiplied by; 1 but in models whose width is scaled, see [`crate::width`].
+    pub logit_scale: f64,
 }
 kumiki_nn::module!(LanguageModel { embedding, blocks, norm_out });
 
@@ -206,6 +209,7 @@ impl LanguageModel {
             config: config.clone(),
             checkpoint_activations: false,
             dropout: Dropout::default(),
+            logit_scale: 1.0,
         })
     }
 
@@ -226,7 +230,7 @@ impl LanguageModel {
         self.blocks.param_count()
     }
 
-    /// Tokens `[B, T]` to the normed last hidden state `[B, T, D]`.
+    /// Tokens `[B, T]` to what the head reads, the normed last hidden state `[B, T, D]`.
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, mut cache: Option<&mut DecodeCache>) -> Var {
         assert!(tokens.rank() == 2, "language model: tokens must be [B, T], got {:?}", tokens.shape());
@@ -251,7 +255,13 @@ impl LanguageModel {
             };
             h = self.dropout.residual(tape, &h, after);
         }
-        self.norm_out.forward(tape, &h)
+        self.read_out(tape, &h)
+    }
+
+    /// The last hidden state, normed, and scaled as the logits are to be.
+    #[track_caller]
+    pub fn read_out(&self, tape: &Tape, h: &Var) -> Var {
+        scaled(self.norm_out.forward(tape, h), self.logit_scale)
     }
 
     /// Tokens `[B, T]` to logits `[B, T, n_vocab]`.

@@ -3,7 +3,7 @@
 //! A model file reads from top to bottom: configuration, block, forward pass. [`LanguageModel`] puts blocks of one
 //! architecture between a token table and the head tied to it, [`SequenceRegressor`] between two linear maps; [`DoubleDecoder`]
 //! and [`EncoderDecoder`] have two stacks; [`Model`] is any of those that read text;
-//! [`accounting`] says what a model costs.
+//! [`accounting`] says what a model costs, [`width`] what of it is scaled with its width.
 
 pub mod accounting;
 mod block_cache;
@@ -19,6 +19,7 @@ mod regression;
 mod size;
 mod tango;
 mod transformer;
+pub mod width;
 
 pub use block_cache::BlockCache;
 pub use cases::{ModelCase, model_cases};

@@ -261,6 +261,16 @@ impl Model {
         each!(self, Model, m => m.dropout = Dropout(p));
     }
 
+    /// What logits are multiplied by.
+    pub fn logit_scale(&self) -> f64 {
+        each!(self, Model, m => m.logit_scale)
+    }
+
+    /// Multiplies logits by this from now on.
+    pub fn set_logit_scale(&mut self, scale: f64) {
+        each!(self, Model, m => m.logit_scale = scale);
+    }
+
     /// As [`LanguageModel::descents_mut`]; other kinds of models have none.
     pub fn descents_mut(&mut self) -> Vec<(String, &mut Descent)> {
         match self {

@@ -14,7 +14,8 @@ use kumiki_tensor::{DType, Error, Result, Tensor};
 /// param -= lr · m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + eps)
 /// ```
 ///
-/// Moments are F64 for F64 parameters and F32 for all others.
+/// A parameter may have a rate of its own, a multiple of `lr` ([`AdamW::set_rate`]); its decay stays `lr·weight_decay`, so that
+/// how long a parameter remembers does not depend on its rate. Moments are F64 for F64 parameters and F32 for all others.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     /// Decay of the first moment.
@@ -27,12 +28,14 @@ pub struct AdamW {
     pub weight_decay: f64,
     steps: u64,
     moments: HashMap<ParamId, (Tensor, Tensor)>,
+    rates: HashMap<ParamId, f64>,
 }
 
 impl Default for AdamW {
     /// The experiments' choice: betas 0.9 and 0.95, eps 1e-8, decay 0.1.
     fn default() -> AdamW {
-        AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, steps: 0, moments: HashMap::new() }
+        let (moments, rates) = (HashMap::new(), HashMap::new());
+        AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, steps: 0, moments, rates }
     }
 }
 
@@ -62,6 +65,16 @@ impl AdamW {
         self.moments.get(&param.id())
     }
 
+    /// From now on the parameter moves at `rate` times the rate of a step; at first all do at 1.
+    ///
+    /// # Panics
+    /// When the rate is not positive.
+    #[track_caller]
+    pub fn set_rate(&mut self, param: &Param, rate: f64) {
+        assert!(rate.is_finite() && rate > 0.0, "AdamW: a rate must be a positive number, got {rate}");
+        self.rates.insert(param.id(), rate);
+    }
+
     /// Continues from saved state: the number of steps, and for each parameter its two moments.
     pub fn restore<'a>(&mut self, steps: u64, moments: impl IntoIterator<Item = (&'a Param, Tensor, Tensor)>) {
         self.steps = steps;
@@ -82,12 +95,14 @@ impl AdamW {
                 (zeros(), zeros())
             });
             let decay = if param.value().rank() >= 2 { self.weight_decay } else { 0.0 };
+            let rate = self.rates.get(&param.id()).copied().unwrap_or(1.0);
             let step = AdamWStep {
-                lr,
+                lr: lr * rate,
                 beta1: self.beta1,
                 beta2: self.beta2,
                 eps: self.eps,
-                weight_decay: decay,
+                // Per unit of the rate that it is multiplied by.
+                weight_decay: decay / rate,
                 correction1: 1.0 - self.beta1.powi(t),
                 correction2: 1.0 - self.beta2.powi(t),
             };
@@ -135,6 +150,18 @@ mod tests {
         AdamW::default().step(&mut [("w".into(), &mut matrix), ("b".into(), &mut vector)], &grads, 0.01).unwrap();
         assert!((vector.value().item() - 0.99).abs() < 1e-6);
         assert!((matrix.value().item() - (0.99 - 0.001)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_rate_changes_the_step_and_not_the_decay() {
+        let mut params = [(); 2].map(|()| Param::new(Tensor::ones(DType::F64, &[1, 1])));
+        let mut adam = AdamW::default();
+        adam.set_rate(&params[0], 0.25);
+        let grads = grads_of(&params.iter().collect::<Vec<_>>(), 1e-3);
+        let mut named: Vec<(String, &mut Param)> = params.iter_mut().map(|p| ("w".into(), p)).collect();
+        adam.step(&mut named, &grads, 0.01).unwrap();
+        assert!((params[0].value().item() - (1.0 - 0.001 - 0.0025)).abs() < 1e-6);
+        assert!((params[1].value().item() - (1.0 - 0.001 - 0.01)).abs() < 1e-6);
     }
 
     #[test]

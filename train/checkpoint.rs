@@ -100,11 +100,19 @@ pub(crate) fn is_seed(folder: &Path) -> bool {
     name.strip_prefix("seed-").is_some_and(|seed| seed.parse::<u64>().is_ok())
 }
 
+/// The note of what logits are multiplied by, where that is not 1.
+const LOGIT_SCALE: &str = "logit_scale";
+
 /// Writes the model to `folder` (made if need be), whole or not at all. `notes` go into the header, for people.
 ///
 /// # Errors
 /// When the folder cannot be made or written; a checkpoint that was there before stays as it was.
 pub fn save(folder: &Path, model: &Model, notes: &BTreeMap<String, String>) -> Result<()> {
+    let mut notes = notes.clone();
+    if model.logit_scale() != 1.0 {
+        notes.insert(LOGIT_SCALE.into(), model.logit_scale().to_string());
+    }
+    let notes = &notes;
     match model {
         Model::Language(m) => write(folder, LANGUAGE_MODEL, &m.config, m, notes),
         Model::Double(m) => write(folder, DOUBLE_DECODER, &m.config, m, notes),
@@ -182,6 +190,11 @@ pub fn load(path: &Path, dtype: DType) -> Result<Checkpoint> {
     check_size(&config, &contents).map_err(failed)?;
     let mut model = Model::new(&config, 0, dtype).map_err(|e| failed(e.to_string()))?;
     model.load(|name| contents.tensors.get(name)).map_err(|e| failed(e.to_string()))?;
+    if let Some(scale) = contents.metadata.get(LOGIT_SCALE) {
+        let number = scale.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
+        let wrong = || failed(format!("its {LOGIT_SCALE} must be a positive number, found `{scale}`"));
+        model.set_logit_scale(number.ok_or_else(wrong)?);
+    }
     contents.metadata.remove("config");
     Ok(Checkpoint { model, tokenizer, notes: contents.metadata })
 }
@@ -267,6 +280,8 @@ mod tests {
         for (key, value, phrase) in [
             ("step", "many", "its step must be a number, found `many`"),
             ("tokenizer", "bpe", "its tokenizer is `bpe`, and cannot read the tokenizer"),
+            ("logit_scale", "0", "its logit_scale must be a positive number, found `0`"),
+            ("logit_scale", "nan", "its logit_scale must be a positive number, found `nan`"),
             ("format", "kumiki language model, version 2", "version 2, this program reads version 1 only"),
             ("format", "something", "its format is `something`"),
             ("config", &with(100, 1e4), "its n_vocab must be 256, the tokens of its tokenizer `byte`, found 100"),
@@ -305,11 +320,13 @@ mod tests {
         let dir = Scratch::new();
         let settings = Settings::for_suite(crate::zoo::Suite::Double, "nano").unwrap();
         for name in ["double-separate-loops2", "encoder-decoder"] {
-            let model = Model::new(&settings.model(name, 256).unwrap(), 3, DType::F32).unwrap();
+            let mut model = Model::new(&settings.model(name, 256).unwrap(), 3, DType::F32).unwrap();
+            model.set_logit_scale(1.0 / 3.0);
             save(dir.path(), &model, &BTreeMap::new()).unwrap();
             let back = load(dir.path(), DType::F32).unwrap().model;
             let values = |m: &Model| m.params().iter().map(|(_, p)| p.value().to_f64_vec()).collect::<Vec<_>>();
             assert_eq!((back.config(), values(&back)), (model.config(), values(&model)));
+            assert_eq!(back.logit_scale(), 1.0 / 3.0);
         }
         let file = dir.path().join(MODEL_FILE);
         let contents = safetensors::load(&file).unwrap();

@@ -33,6 +33,7 @@ pub mod marks;
 pub mod math;
 mod memory;
 mod mix;
+pub mod mup;
 pub mod objective;
 #[cfg(feature = "plots")]
 pub mod plot;

@@ -84,6 +84,8 @@ pub struct Settings {
     pub schedule: String,
     /// AdamW's decay of parameters of rank 2 and more.
     pub weight_decay: f64,
+    /// The width at which μP scales nothing: others have scaled rates and logits; 0 for no scaling.
+    pub mup_base_width: usize,
     /// The largest global gradient norm.
     pub clip: f64,
     /// Probability with which training leaves out elements of the embedded tokens and of what every layer adds.
@@ -131,6 +133,7 @@ impl Default for Settings {
             warmup: 25,
             schedule: "cosine".into(),
             weight_decay: 0.1,
+            mup_base_width: 0,
             clip: 1.0,
             dropout: 0.0,
             seed: 0,
@@ -363,6 +366,10 @@ impl Settings {
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             return Err(Error::new(format!("weight_decay must be 0 or more, found {}", self.weight_decay)));
         }
+        if self.mup_base_width > LARGEST {
+            let found = self.mup_base_width;
+            return Err(Error::new(format!("mup_base_width must be from 0 to {LARGEST}, found {found}")));
+        }
         if !(1..=MOST_STEPS).contains(&self.steps) {
             return Err(Error::new(format!("steps must be from 1 to {MOST_STEPS}, found {}", self.steps)));
         }
@@ -375,7 +382,8 @@ impl Settings {
         };
         let schedule =
             Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
-        Ok(StepConfig { schedule, weight_decay: self.weight_decay, clip: self.clip, accumulate: self.accumulate })
+        let Settings { weight_decay, clip, accumulate, mup_base_width, .. } = *self;
+        Ok(StepConfig { schedule, weight_decay, clip, accumulate, mup_base_width })
     }
 
     /// The dtype of parameters and arithmetic.
@@ -452,6 +460,10 @@ mod tests {
             (Settings { blocks: 1025, ..tiny.clone() }, "blocks must be from 1 to 1024, found 1025"),
             (Settings { accumulate: 65_537, ..tiny.clone() }, "accumulate must be from 1 to 65536, found 65537"),
             (Settings { batch: 1 << 20, ..tiny.clone() }, "batch must be from 1 to 65536, found 1048576"),
+            (
+                Settings { mup_base_width: LARGEST + 1, ..tiny.clone() },
+                "mup_base_width must be from 0 to 1048576, found 1048577",
+            ),
             (Settings { eval_tokens: 0, ..tiny.clone() }, "eval_tokens must be from 1 to 4294967296, found 0"),
             (
                 Settings { cem_attention: "rubbish".into(), ..tiny.clone() },

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use kumiki_autograd::{Gradients, Tape};
-use kumiki_models::Model;
+use kumiki_models::{Model, ModelConfig, width};
 use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
 use kumiki_tensor::{DType, Rng, Tensor};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ pub struct StepConfig {
     pub clip: f64,
     /// Batches whose gradients make one step; each target token counts the same, whatever batch it is in.
     pub accumulate: usize,
+    /// The width at which nothing is scaled, of μP ([`width`]); 0 for no scaling at any.
+    pub mup_base_width: usize,
 }
 
 /// What a step reports.
@@ -70,7 +72,20 @@ impl Trainer {
         let optimizer = AdamW::with_decay(config.weight_decay);
         let (model, sampling) = (model.into(), BlockSampling::RandomUniform);
         objective::check(&model.config(), batches.seq())?;
-        Ok(Trainer { model, sampling, optimizer, config, batches, seed, step: 0, tokens: 0 })
+        let mut trainer = Trainer { model, sampling, optimizer, config, batches, seed, step: 0, tokens: 0 };
+        trainer.scale_by_width();
+        Ok(trainer)
+    }
+
+    /// Sets what follows from the width. Without μP logits stay as the model has them: one to begin from may have had it.
+    fn scale_by_width(&mut self) {
+        let Some(scale) = logit_scale(&self.model.config(), self.config.mup_base_width) else { return };
+        self.model.set_logit_scale(scale);
+        for (name, param) in self.model.params() {
+            if width::is_hidden_matrix(&name, param) {
+                self.optimizer.set_rate(param, scale);
+            }
+        }
     }
 
     /// Steps done.
@@ -86,6 +101,8 @@ impl Trainer {
     /// Goes on from a saved place: after `step` steps and `tokens` tokens, with the moments that `optimizer` had then.
     pub fn go_on(&mut self, optimizer: AdamW, step: u64, tokens: u64) {
         (self.optimizer, self.step, self.tokens) = (optimizer, step, tokens);
+        // The parameters may be others than at the start.
+        self.scale_by_width();
     }
 
     /// Whether the model may be kept: every parameter is a number with a finite square. Norms square what they get: of
@@ -146,6 +163,11 @@ impl Trainer {
         let tok_s = text as f64 / started.elapsed().as_secs_f64().max(1e-9);
         Ok(StepReport { step: self.step, loss, lr, grad_norm, tokens: self.tokens, tok_s })
     }
+}
+
+/// `1/m` of μP, which is the scale of logits and of the rate of hidden matrices; `None` without it.
+pub(crate) fn logit_scale(config: &ModelConfig, base_width: usize) -> Option<f64> {
+    (base_width > 0).then(|| base_width as f64 / config.d_model() as f64)
 }
 
 /// The end of step `number`, counted from 1: clips the gradients and moves the parameters. Gives the learning rate and the

@@ -21,7 +21,7 @@ use crate::run::Machine;
 use crate::saves::{self, State};
 use crate::settings::Settings;
 use crate::stop::Stop;
-use crate::trainer::{Evaluation, Trainer, evaluate};
+use crate::trainer::{Evaluation, Trainer, evaluate, logit_scale};
 use crate::{Error, Result, checkpoint};
 
 /// How a training is saved and stopped. Nothing of it changes what is learnt.
@@ -319,6 +319,15 @@ fn fresh(name: &str, settings: &Settings, data: &Data) -> Result<Trainer> {
                 let (then, now) = (found.tokenizer.name(), data.tokenizer.name());
                 return Err(named(&format!(
                     "`{from}`, which it is to begin from, is of the tokenizer `{then}`, not `{now}`"
+                )));
+            }
+            let (held, asked) = (found.model.logit_scale(), logit_scale(&config, settings.mup_base_width));
+            if asked.is_some_and(|asked| asked != held) {
+                return Err(named(&format!(
+                    "`{from}`, which it is to begin from, multiplies its logits by {held}; with mup_base_width={} they would \
+                     be multiplied by {}",
+                    settings.mup_base_width,
+                    asked.unwrap_or(1.0)
                 )));
             }
             found.model

@@ -134,3 +134,28 @@ fn ablations_are_runs_like_any_other() {
     fail(2, &["ablate", "feature-maps"], &["feature-map"]);
     fail(2, &[&base[..], &["--maps", "elu2"]].concat(), &["elu1"]);
 }
+
+#[test]
+fn the_coordinate_check_of_mup() {
+    let dir = Scratch::new();
+    let out = dir.path("mup.svg");
+    let base = ["mup", "check", "--seeds", "1", "--out", &out];
+    let text = succeed(&[&base[..], &["--widths", "32,64", "--steps", "1"]].concat()).out;
+    assert!(["standard", "μP", "exponent", "block 2", "logits"].iter().all(|word| text.contains(word)), "{text}");
+    assert!(exists(&out));
+    let found = parsed(&succeed(&[&base[..], &["--widths", "32,64", "--steps", "2", "--json"]].concat()).out);
+    // Rates, widths, steps with the one before the first, parts.
+    assert_eq!(found["rows"].as_array().unwrap().len(), 2 * 2 * 3 * 4);
+    assert_eq!((&found["check"]["base_width"], found["slopes"].as_array().unwrap().len()), (&32.into(), 2 * 4));
+    for (args, phrase) in [
+        (&["--widths", "32"][..], "widths must be two or more"),
+        (&["--widths", "24,32"], "every width must be a multiple of head_dim=16, found 24"),
+        (&["--widths", "32,1048592"], "d_model must be from 1 to 1048576, found 1048592"),
+        (&["--widths", "32,131072"], "training `untied` needs at least"),
+        (&["--seeds", "0"], "--seeds must be from 1 to 1000, found 0"),
+        (&["--steps", "0"], "steps must be from 1"),
+        (&["--model", "encoder-decoder"], "it is of the kind encoder-decoder"),
+    ] {
+        fail(1, &[&base[..], args].concat(), &[phrase]);
+    }
+}

@@ -198,7 +198,7 @@ impl DoubleDecoder {
     }
 
     fn head(&self, tape: &Tape, h: &Var) -> Tensor {
-        ops::linear(&self.norm_out.forward(tape, h), &tape.param(&self.embedding.weight)).into_value()
+        ops::linear(&self.read_out(tape, h), &tape.param(&self.embedding.weight)).into_value()
     }
 }
 

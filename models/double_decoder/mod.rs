@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gelu::{GeluConfig, GeluLayer, check_sizes};
 use crate::language_model::IGNORE;
+use crate::width::scaled;
 
 pub use decode::DoubleCache;
 
@@ -158,6 +159,8 @@ pub struct DoubleDecoder {
     pub checkpoint_activations: bool,
     /// Of the embedded tokens and of what every layer adds, in training.
     pub dropout: Dropout,
+    /// What logits are multiplied by; 1 but in models whose width is scaled, see [`crate::width`].
+    pub logit_scale: f64,
 }
 module!(DoubleDecoder { embedding, context, norm_context, generation, norm_out });
 
@@ -185,6 +188,7 @@ impl DoubleDecoder {
             config: config.clone(),
             checkpoint_activations: false,
             dropout: Dropout::default(),
+            logit_scale: 1.0,
         })
     }
 
@@ -209,7 +213,7 @@ impl DoubleDecoder {
         self.norm_context.forward(tape, &c)
     }
 
-    /// Tokens `[B, T]` in blocks to the normed last hidden state `[B, T, D]`.
+    /// Tokens `[B, T]` in blocks to what the head reads, the normed last hidden state `[B, T, D]`.
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, blocks: &BlockStarts) -> Var {
         assert!(tokens.rank() == 2, "double decoder: tokens must be [B, T], got {:?}", tokens.shape());
@@ -224,7 +228,12 @@ impl DoubleDecoder {
             };
             h = self.dropout.residual(tape, &h, after);
         }
-        self.norm_out.forward(tape, &h)
+        self.read_out(tape, &h)
+    }
+
+    /// The last hidden state, normed, and scaled as the logits are to be.
+    pub(crate) fn read_out(&self, tape: &Tape, h: &Var) -> Var {
+        scaled(self.norm_out.forward(tape, h), self.logit_scale)
     }
 
     /// Tokens `[B, T]` in blocks to logits `[B, T, n_vocab]`.

@@ -56,7 +56,7 @@ impl EncoderDecoder {
             h = layer.forward(&tape, &h, (k, v), None, Some(&mut kept.own));
         }
         let last = Var::constant(h.value().select(1, tokens.len() - 1));
-        ops::linear(&self.norm_out.forward(&tape, &last), &tape.param(&self.embedding.weight)).into_value()
+        ops::linear(&self.read_out(&tape, &last), &tape.param(&self.embedding.weight)).into_value()
     }
 
     /// Begins to go on with a text: reads it, closed by the first sentinel, and gives the logits of what comes next,

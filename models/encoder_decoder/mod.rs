@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gelu::{GeluConfig, GeluLayer, check_sizes};
 use crate::language_model::IGNORE;
+use crate::width::scaled;
 
 pub use decode::EncoderDecoderCache;
 
@@ -208,6 +209,8 @@ pub struct EncoderDecoder {
     pub checkpoint_activations: bool,
     /// Of the embedded tokens and of what every layer adds, in training.
     pub dropout: Dropout,
+    /// What logits are multiplied by; 1 but in models whose width is scaled, see [`crate::width`].
+    pub logit_scale: f64,
 }
 module!(EncoderDecoder { embedding, encoder, norm_encoder, decoder, norm_out });
 
@@ -233,6 +236,7 @@ impl EncoderDecoder {
             config: config.clone(),
             checkpoint_activations: false,
             dropout: Dropout::default(),
+            logit_scale: 1.0,
         })
     }
 
@@ -258,7 +262,7 @@ impl EncoderDecoder {
         self.norm_encoder.forward(tape, &e)
     }
 
-    /// Source `[B, T]` and decoder tokens `[B, S]` to the normed last hidden state `[B, S, D]`.
+    /// Source `[B, T]` and decoder tokens `[B, S]` to what the head reads, the normed last hidden state `[B, S, D]`.
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, source: &Tensor, mask: Option<&Tensor>, tokens: &Tensor) -> Var {
         let encoded = self.encode(tape, source, mask);
@@ -276,7 +280,12 @@ impl EncoderDecoder {
             };
             h = self.dropout.residual(tape, &h, after);
         }
-        self.norm_out.forward(tape, &h)
+        self.read_out(tape, &h)
+    }
+
+    /// The last hidden state, normed, and scaled as the logits are to be.
+    pub(crate) fn read_out(&self, tape: &Tape, h: &Var) -> Var {
+        scaled(self.norm_out.forward(tape, h), self.logit_scale)
     }
 
     /// Source `[B, T]` and decoder tokens `[B, S]` to logits `[B, S, n_vocab]`.
