@@ -247,6 +247,11 @@ impl TrainTokenizer {
         if files::is_special(&self.out) {
             return Err(Error::new(format!("`{}` is no regular file; expected a file to write", self.out.display())));
         }
+        // Only a tokenizer is replaced: a slip of the pen must not cost the text.
+        if self.out.exists() && Tokenizer::open(&self.out.to_string_lossy(), None).is_err() {
+            let out = self.out.display();
+            return Err(Error::new(format!("`{out}` is there already and is no tokenizer; choose another --out")));
+        }
         let mut progress = ByteProgress::new("counting words");
         let learned = prepare::learn(&self.inputs, self.vocab, self.skip_bad, |at| progress.show(at));
         progress.clear();

@@ -48,6 +48,14 @@ impl Args {
             if file == Path::new("-") {
                 text(&String::from_utf8_lossy(&table))?;
             } else {
+                // Only a table of ours is replaced: not a log, nor anything else.
+                let ours = |found: Vec<u8>| found.split(|&b| b == b'\n').next() == table.split(|&b| b == b'\n').next();
+                if file.is_file() && !std::fs::read(file).is_ok_and(ours) {
+                    let file = file.display();
+                    return Err(Error::new(format!(
+                        "`{file}` is there already and is no table of a log; choose another file"
+                    )));
+                }
                 files::replace(file, &[&table]).map_err(|e| Error::io("write the table", file, e))?;
                 line(&format!("{steps} in `{}`", file.display()))?;
             }

@@ -121,6 +121,10 @@ pub fn from_buffer(bytes: &[u8]) -> Result<Contents> {
 /// # Errors
 /// When the file cannot be read or is not valid; the sentence names it.
 pub fn load(path: &Path) -> Result<Contents> {
+    // A pipe would be waited for, a device read, for ever.
+    if files::is_special(path) {
+        return Err(Error::new(format!("`{}` is no regular file; expected tensors", path.display())));
+    }
     let bytes = std::fs::read(path).map_err(|e| Error::new(format!("cannot read `{}`", path.display())).because(e))?;
     from_buffer(&bytes).map_err(|e| Error::new(format!("cannot load `{}`", path.display())).because(e))
 }

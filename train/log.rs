@@ -95,10 +95,11 @@ impl Writer {
         Ok(Writer { file, path: path.to_owned() })
     }
 
-    /// Drops all records but those that `keep` holds; the file is replaced whole or not at all, and only if it changes.
-    pub fn retain(&mut self, keep: impl Fn(&Record) -> bool) -> Result<()> {
+    /// Drops all records but those that `keep` holds; the file is replaced whole or not at all, and only if it changes. Gives
+    /// the number of those left that `count` holds.
+    pub fn retain(&mut self, keep: impl Fn(&Record) -> bool, count: impl Fn(&Record) -> bool) -> Result<u64> {
         if !self.path.exists() {
-            return Ok(());
+            return Ok(0);
         }
         let records = read(&self.path)?;
         let kept: Vec<Record> = records.iter().filter(|record| keep(record)).cloned().collect();
@@ -106,7 +107,7 @@ impl Writer {
             replace(&self.path, &kept)?;
             *self = Writer::append(&self.path)?;
         }
-        Ok(())
+        Ok(kept.iter().filter(|record| count(record)).count() as u64)
     }
 
     /// Returns when everything written is on the disk: what is saved after it may count on it.

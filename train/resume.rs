@@ -150,6 +150,13 @@ impl Old {
             return differs(&key, &then, &now);
         }
         let asked = plan.cells();
+        if let Some(begun) = self.begun(old)?.into_iter().find(|begun| !asked.contains(&begun.cell)) {
+            return Err(Error::new(format!(
+                "`{}` has {} begun, which is not asked for and would be lost; --resume can add to a run but leave nothing out",
+                self.path.display(),
+                begun.cell
+            )));
+        }
         match rows.iter().map(Row::cell).find(|cell| !asked.contains(cell)) {
             None => Ok(()),
             Some(cell) => Err(Error::new(format!(

@@ -111,8 +111,8 @@ pub fn all(folder: &Path) -> Vec<(u64, PathBuf)> {
     saves
 }
 
-/// Saves a training in the model's `folder`, made if need be, and removes the oldest saves but for `keep`. A save of the same
-/// step is left as it is. `notes` are those of the model's file, that of `tokenizer` among them. Gives the save's folder.
+/// Saves a training in the model's `folder`, made if need be, and removes the oldest saves but for `keep`, and none that has
+/// files of somebody else. A save of the same step, which was of no use or would have been gone on from, is replaced. `notes` are those of the model's file, that of `tokenizer` among them. Gives the save's folder.
 ///
 /// # Errors
 /// When it cannot be written; then all earlier saves are still there, and the sentence says how many bytes it needed.
@@ -125,16 +125,33 @@ pub fn save(
     keep: usize,
 ) -> Result<PathBuf> {
     let path = folder.join(format!("{START}{}", state.step));
-    if !path.exists() {
-        fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
-        files::make_folder(&path, |path| tokenizer.keep(path).and_then(|()| write(path, state, trainer, notes)))
-            .map_err(|e| e.context(&format!("cannot save step {} in `{}`", state.step, folder.display())))?;
-    }
-    let saves = all(folder);
+    set_aside(&path)?;
+    fs::create_dir_all(folder).map_err(|e| Error::io("create the folder", folder, e))?;
+    files::make_folder(&path, |path| tokenizer.keep(path).and_then(|()| write(path, state, trainer, notes)))
+        .map_err(|e| e.context(&format!("cannot save step {} in `{}`", state.step, folder.display())))?;
+    let mut saves = all(folder);
+    saves.retain(|(step, path)| *step <= state.step && is_save(path));
     for (_, old) in &saves[..saves.len().saturating_sub(keep.max(1))] {
         files::remove_folder(old).map_err(|e| Error::io("remove the old save", old, e))?;
     }
     Ok(path)
+}
+
+/// Removes a save that is of no use.
+///
+/// # Errors
+/// When something else has its name, or lies in it: that is not ours to remove.
+fn set_aside(save: &Path) -> Result<()> {
+    match save.symlink_metadata() {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Ok(meta) if meta.is_dir() && is_save(save) => {
+            files::remove_folder(save).map_err(|e| Error::io("remove the useless save", save, e))
+        }
+        _ => Err(Error::new(format!(
+            "`{}` is in the way: it is no save, or has files that are none of a save's; move it elsewhere",
+            save.display()
+        ))),
+    }
 }
 
 fn write(path: &Path, state: &State, trainer: &Trainer, notes: &BTreeMap<String, String>) -> Result<()> {
@@ -184,9 +201,11 @@ pub fn read_state(save: &Path) -> Result<State> {
 /// Reads a save back into `trainer`, which has the model that it is about.
 ///
 /// # Errors
-/// When a file is missing or damaged, the three do not belong together, or the model is another; then `trainer` is of no use.
-pub fn restore(save: &Path, trainer: &mut Trainer) -> Result<State> {
+/// When a file is missing or damaged, the three do not belong together, the model is another, or `check` finds fault with the
+/// state; then `trainer` is of no use.
+pub fn restore(save: &Path, trainer: &mut Trainer, check: impl Fn(&State) -> Result<()>) -> Result<State> {
     let state = read_state(save)?;
+    check(&state).map_err(|e| e.context(&format!("cannot resume from `{}`", save.join(STATE_FILE).display())))?;
     let dtype = state.settings.dtype()?;
     let found = checkpoint::load(&save.join(MODEL_FILE), dtype)?;
     let file = save.join(MODEL_FILE);
@@ -220,6 +239,7 @@ pub fn restore(save: &Path, trainer: &mut Trainer) -> Result<State> {
     trainer.model = found.model;
     let optimizer = moments(&contents, trainer, state.step).map_err(|why| failed(&file, &why))?;
     trainer.go_on(optimizer, state.step, state.tokens);
+    trainer.check_finite().map_err(|e| failed(&save.join(MODEL_FILE), &e.to_string()))?;
     Ok(state)
 }
 
@@ -237,6 +257,11 @@ fn moments(contents: &safetensors::Contents, trainer: &Trainer, step: u64) -> st
             let name = format!("{kind}.{name}");
             let tensor = contents.tensors.get(&name).ok_or(format!("it has no tensor `{name}`"))?;
             let (expected, found) = ((param.dtype().compute(), param.shape()), (tensor.dtype(), tensor.shape()));
+            let sound = |x: &f64| x.is_finite() && (kind == "m" || *x >= 0.0);
+            if expected == found && !tensor.to_f64_vec().iter().all(sound) {
+                let what = if kind == "m" { "finite" } else { "finite and not below 0" };
+                return Err(format!("all values of `{name}` must be {what}"));
+            }
             match expected == found {
                 true => Ok(tensor.clone()),
                 false => {
@@ -250,25 +275,31 @@ fn moments(contents: &safetensors::Contents, trainer: &Trainer, step: u64) -> st
     Ok(optimizer)
 }
 
-/// The newest save in a model's folder that is whole, read into a trainer that `fresh` makes; `None` when there is none. What
-/// was passed over, and why, is added to `lost`.
+/// The newest save in a model's folder that is whole and that `check` finds right, read into a trainer that `fresh` makes;
+/// `None` when there is none. What was passed over, and why, is added to `lost`, and removed.
 ///
 /// # Errors
 /// That of the newest save, when there are saves and none is of use; those of `fresh`.
 pub fn newest(
     folder: &Path,
     fresh: impl Fn() -> Result<Trainer>,
+    check: impl Fn(&State) -> Result<()>,
     lost: &mut Vec<String>,
 ) -> Result<Option<(State, Trainer)>> {
     let mut first = None;
+    let mut useless = Vec::new();
     for (_, path) in all(folder).iter().rev() {
         let mut trainer = fresh()?;
-        match restore(path, &mut trainer) {
+        match restore(path, &mut trainer, &check) {
             Ok(state) => {
+                useless.into_iter().try_for_each(set_aside)?;
                 lost.extend(first.map(|e| format!("{e}; going on from step {} instead", state.step)));
                 return Ok(Some((state, trainer)));
             }
-            Err(e) => first = first.or(Some(e)),
+            Err(e) => {
+                first = first.or(Some(e));
+                useless.push(path);
+            }
         }
     }
     match first {

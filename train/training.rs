@@ -94,7 +94,14 @@ pub fn train_model(
     let ours = |r: &Record| {
         (r.model.as_deref(), r.corpus.as_deref(), r.seed) == (Some(name), Some(&data.name), Some(settings.seed))
     };
-    log.retain(|record| !ours(record) || record.step < first)?;
+    let before = log.retain(|record| !ours(record) || record.step < first, ours)?;
+    if before + 1 < first {
+        return Err(Error::new(format!(
+            "the log has {before} of the {} steps of `{name}` before the save that it is to go on from, and they cannot be had \
+             again; bring it back, or begin anew with --restart",
+            first - 1
+        )));
+    }
     show(Event::Start { model: name, steps: settings.steps, done: first });
     if first == 0 {
         training.save()?;
@@ -126,12 +133,15 @@ impl<'a> Training<'a> {
         let started = Instant::now();
         reset_peak();
         let validation = data.validation(settings.batch, settings.seq, Some(settings.eval_tokens))?;
-        let (mut notes, fresh) = (Vec::new(), || fresh(name, settings, data));
-        let found = saves::newest(folder, fresh, &mut notes)?;
+        let mut notes = Vec::new();
+        // What a save holds is in no need of a checkpoint to begin from, which may be gone.
+        let bare = Settings { init_from: String::new(), ..settings.clone() };
+        let check = |state: &State| check(state, name, settings, data);
+        let found = saves::newest(folder, || fresh(name, &bare, data), check, &mut notes)?;
         notes.iter().for_each(|note| show(Event::Note(note)));
         let (state, trainer) = match found {
             Some((state, trainer)) => (Some(state), trainer),
-            None => (None, fresh()?),
+            None => (None, fresh(name, settings, data)?),
         };
         let mut training = Training {
             name,
@@ -245,6 +255,9 @@ impl<'a> Training<'a> {
 
     fn save(&mut self) -> Result<()> {
         let (step, settings) = (self.trainer.steps_done(), self.settings);
+        if self.saved.as_ref().is_some_and(|(saved, _)| *saved == step) {
+            return Ok(());
+        }
         let json =
             serde_json::to_string(settings).map_err(|e| Error::new(format!("cannot write the settings: {e}")))?;
         let notes = [("model", self.name.into()), ("step", step.to_string()), ("settings", json)];
@@ -301,6 +314,49 @@ impl<'a> Training<'a> {
             tok_s: record.tokens as f64 / self.training_seconds,
             seconds: self.seconds(),
         })
+    }
+}
+
+/// Whether a save is one of this training, as far as its state tells.
+///
+/// # Errors
+/// Names the first thing that is not as it must be.
+fn check(state: &State, name: &str, settings: &Settings, data: &Data) -> Result<()> {
+    let differs = |what: &str, found: &dyn std::fmt::Display, expected: &dyn std::fmt::Display| {
+        Err(Error::new(format!("its {what} must be {expected}, found {found}")))
+    };
+    let Settings { batch, seq, accumulate, seed, steps, .. } = settings;
+    if state.model != name {
+        return differs("model", &format!("`{}`", state.model), &format!("`{name}`"));
+    }
+    if state.corpus != data.name {
+        return differs("corpus", &format!("`{}`", state.corpus), &format!("`{}`", data.name));
+    }
+    if let Some((key, found, expected)) = state.settings.difference(settings) {
+        return differs(&format!("setting {key}"), &found, &expected);
+    }
+    let batches = state.step.saturating_mul(*accumulate as u64);
+    let tokens = batches.saturating_mul((*batch * *seq) as u64);
+    let record = state.record.as_ref();
+    let (logged, wanted) = (record.map_or(0, |record| record.step), state.step);
+    let seen = record.map_or(0, |record| record.tokens);
+    for (what, found, expected) in [
+        ("seed", state.seed, *seed),
+        ("settings' seed", state.settings.seed, *seed),
+        ("record's step", logged, wanted),
+        ("record's tokens", seen, tokens),
+        ("tokens", state.tokens, tokens),
+        ("next batch", state.next_batch, batches),
+        ("step, which may not be beyond the last,", state.step, state.step.min(*steps)),
+    ] {
+        if found != expected {
+            return differs(what, &found, &expected);
+        }
+    }
+    let seconds = [("training_seconds", state.training_seconds), ("seconds", state.seconds)];
+    match seconds.iter().find(|(_, x)| !(*x >= 0.0 && *x < 1e10)) {
+        Some((what, found)) => differs(what, found, &"a time"),
+        None => Ok(()),
     }
 }
 

@@ -230,3 +230,99 @@ fn ctrl_c_saves_and_a_second_one_stops_at_once() {
     assert_eq!(said.code, 130, "{}", said.err);
     succeed(&["train", "--resume", &out, "--stop-after", "1"]);
 }
+
+/// A file under `folder` with a text in it replaced.
+fn edit(path: &str, from: &str, to: &str) {
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(text.contains(from), "{path} has no {from}");
+    std::fs::write(path, text.replace(from, to)).unwrap();
+}
+
+#[test]
+fn what_a_save_says_is_compared_with_what_it_must_be() {
+    let dir = Scratch::new();
+    let (data, out, seed) = (text(&dir), dir.path("out"), dir.path("seed"));
+    succeed(&[&training(&data, &out)[..], &["--stop-after", "8"]].concat());
+    succeed(&[&training(&data, &seed)[..], &["--stop-after", "8", "--seed", "7"]].concat());
+    let (resume, state) = (["train", "--resume", &out], dir.path("out/untied/step-8/state.json"));
+    let good = std::fs::read_to_string(&state).unwrap();
+    for (from, to, phrase) in [
+        ("\"model\": \"untied\",\n  \"corpus\"", "\"model\": \"wango\",\n  \"corpus\"", "its model must be `untied`"),
+        ("\"lr\": 0.003", "\"lr\": 0.1", "its setting lr must be 0.003, found 0.1"),
+        ("\"next_batch\": 8", "\"next_batch\": 9", "its next batch must be 8, found 9"),
+        ("\"step\": 8,\n    \"loss\"", "\"step\": 9,\n    \"loss\"", "its record's step must be 8, found 9"),
+        ("\"tokens\": 4096,\n  \"next", "\"tokens\": 7,\n  \"next", "its tokens must be 4096, found 7"),
+        ("\"seconds\": ", "\"seconds\": -1", "its seconds must be a time"),
+    ] {
+        edit(&state, from, to);
+        fail(1, &resume, &["state.json`", phrase]);
+        std::fs::write(&state, &good).unwrap();
+    }
+    std::fs::rename(dir.path("out/untied/step-8"), dir.path("mine")).unwrap();
+    std::fs::rename(dir.path("seed/untied/step-8"), dir.path("out/untied/step-8")).unwrap();
+    fail(1, &resume, &["its seed must be 0, found 7"]);
+    std::fs::remove_dir_all(dir.path("out/untied/step-8")).unwrap();
+    std::fs::rename(dir.path("mine"), dir.path("out/untied/step-8")).unwrap();
+    // Lines that are gone are no training's log.
+    let log_path = dir.path("out/log.jsonl");
+    let lines = std::fs::read_to_string(&log_path).unwrap();
+    std::fs::write(&log_path, lines.lines().skip(2).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    fail(1, &resume, &["the log has 5 of the 7 steps of `untied` before the save"]);
+    std::fs::write(&log_path, lines).unwrap();
+    // Leaving out what is begun would lose it.
+    let narrow = dir.path("narrow");
+    let compare =
+        ["compare", "tango", "--preset", "nano", "--models", "tango,untied", "--data", &data, "--out", &narrow];
+    succeed(&[&compare[..], &["--stop-after", "2"]].concat());
+    fail(1, &["compare", "tango", "--resume", &narrow, "--models", "untied"], &["begun, which is not asked for"]);
+    // A useless save is never taken for the last one, and files of others stay.
+    let whole = dir.path("whole");
+    succeed(&training(&data, &whole));
+    for step in ["12", "20", "25"] {
+        let fake = dir.path(&format!("out/untied/step-{step}"));
+        std::fs::create_dir_all(&fake).unwrap();
+        std::fs::write(format!("{fake}/model.safetensors"), "cut").unwrap();
+    }
+    let thesis = dir.file("out/untied/step-8/thesis.txt", "mine");
+    let said = succeed(&resume);
+    assert!(said.err.contains("going on from step 8 instead"), "{}", said.err);
+    same(&whole, &out);
+    assert!(exists(&thesis) && !exists(&dir.path("out/untied/step-25")));
+}
+
+#[test]
+fn moments_that_cannot_be_and_pipes_are_no_saves() {
+    use kumiki::tensor::{Tensor, safetensors};
+    let dir = Scratch::new();
+    let (data, out) = (text(&dir), dir.path("out"));
+    succeed(&[&training(&data, &out)[..], &["--stop-after", "8"]].concat());
+    let path = dir.path("out/untied/step-8/optimizer.safetensors");
+    let contents = safetensors::load(std::path::Path::new(&path)).unwrap();
+    for (name, value) in [("v.norm_out", -1.0f32), ("v.norm_out", f32::NAN), ("m.norm_out", f32::INFINITY)] {
+        let bad = Tensor::from_slice(&[value; 32], &[32]);
+        let with = contents.tensors.iter().map(|(n, t)| (n.as_str(), if n == name { &bad } else { t }));
+        safetensors::save(std::path::Path::new(&path), with, &contents.metadata).unwrap();
+        fail(1, &["train", "--resume", &out], &["optimizer.safetensors`", &format!("all values of `{name}` must be")]);
+    }
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        fail(1, &["train", "--resume", &out], &["optimizer.safetensors` is no regular file"]);
+    }
+}
+
+#[test]
+fn tables_and_tokenizers_replace_nothing_else() {
+    let dir = Scratch::new();
+    let (data, out) = (text(&dir), dir.path("out"));
+    succeed(&training(&data, &out));
+    let (log, table) = (dir.path("out/log.jsonl"), dir.path("table.csv"));
+    fail(1, &["export", &out, "--csv", &log], &["is there already and is no table of a log"]);
+    (0..2).for_each(|_| drop(succeed(&["export", &out, "--csv", &table])));
+    let before = std::fs::read(&data).unwrap();
+    fail(1, &["data", "train-tokenizer", &data, "--vocab", "260", "--out", &data], &["is no tokenizer"]);
+    assert_eq!(std::fs::read(&data).unwrap(), before);
+    let tokenizer = dir.path("t.json");
+    (0..2).for_each(|_| drop(succeed(&["data", "train-tokenizer", &data, "--vocab", "260", "--out", &tokenizer])));
+}

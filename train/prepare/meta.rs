@@ -144,6 +144,10 @@ impl Meta {
     /// When there is no `meta.json`, or it says something else.
     pub fn read(folder: &Path) -> Result<Meta> {
         let path = folder.join(META);
+        // A pipe would be waited for, for ever.
+        if kumiki_tensor::files::is_special(&path) {
+            return Err(Error::new(format!("`{}` is no regular file; expected a description of data", path.display())));
+        }
         let text = fs::read_to_string(&path).map_err(|e| Error::io("read the description of the data", &path, e))?;
         let wrong = |what: String| Error::new(format!("`{}` {what}", path.display()));
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(format!("is no JSON: {e}")))?;

@@ -429,6 +429,10 @@ fn read(path: &Path) -> Result<Tokenizer> {
         let bpe = files::of_pair(path, &path.with_file_name("encoder.json"))?;
         return Ok(if is_gpt2(&bpe) { Tokenizer::gpt2()? } else { of_bpe(&stem, bpe) });
     }
+    // A pipe would be waited for, for ever.
+    if kumiki_tensor::files::is_special(path) {
+        return Err(wrong(&"it is no regular file"));
+    }
     let bytes = fs::read(path).map_err(|e| Error::io("read the tokenizer", path, e))?;
     let file: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| wrong(&format!("expected a tokenizer.json: {e}")))?;
