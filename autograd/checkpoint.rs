@@ -68,7 +68,7 @@ impl Backward for CheckpointBackward {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kumiki_tensor::Rng;
+    use kumiki_tensor::{DType, Rng};
     use std::cell::RefCell;
     use std::rc::Rc;
 
@@ -91,6 +91,22 @@ mod tests {
         let mut out = x.value().copy();
         out.scale(factor);
         Var::from_op(out, &[x], || ScaleBackward(factor))
+    }
+
+    #[test]
+    fn the_recomputation_is_as_narrow_as_the_first_run() {
+        let param = Param::new(Tensor::ones(DType::F32, &[1]));
+        for narrow in [false, true] {
+            let seen = Rc::new(RefCell::new(Vec::new()));
+            let (log, p) = (seen.clone(), param.clone());
+            let tape = if narrow { Tape::new().with_narrow_products() } else { Tape::new() };
+            let y = checkpoint(&tape, &[&tape.param(&param)], move |tape, x| {
+                log.borrow_mut().push(tape.param(&p).is_narrow());
+                scale(&x[0], 2.0)
+            });
+            tape.backward(&y);
+            assert_eq!(*seen.borrow(), [narrow; 2]);
+        }
     }
 
     #[test]

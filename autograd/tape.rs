@@ -50,6 +50,7 @@ pub(crate) struct Inner {
     recording: bool,
     rng: RefCell<Option<Rng>>,
     substitutes: Rc<HashMap<ParamId, Tensor>>,
+    narrow: bool,
 }
 
 /// A forward pass. Cloning gives another handle of the same tape; when the last handle and the last [`Var`] on it are
@@ -104,7 +105,8 @@ pub struct Summary(pub Vec<NodeSummary>);
 
 impl Tape {
     fn with(recording: bool, rng: Option<Rng>, substitutes: Rc<HashMap<ParamId, Tensor>>) -> Tape {
-        Tape(Rc::new(Inner { state: RefCell::default(), recording, rng: RefCell::new(rng), substitutes }))
+        let (state, rng) = (RefCell::default(), RefCell::new(rng));
+        Tape(Rc::new(Inner { state, recording, rng, substitutes, narrow: false }))
     }
 
     /// A tape that records. Models with dropout need [`Tape::training`].
@@ -122,9 +124,21 @@ impl Tape {
         Tape::with(false, None, Rc::default())
     }
 
+    /// A fresh tape on which F32 parameters are multiplied in BF16, as mixed precision does: see [`Var::is_narrow`].
+    ///
+    /// # Panics
+    /// When the tape is in use already.
+    #[must_use]
+    pub fn with_narrow_products(self) -> Tape {
+        let mut inner = Rc::into_inner(self.0).expect("only a fresh tape can be made narrow");
+        inner.narrow = true;
+        Tape(Rc::new(inner))
+    }
+
     /// As this tape, empty, with or without recording, from generator `rng`: for checkpoints.
     pub(crate) fn similar(&self, recording: bool, rng: Option<Rng>) -> Tape {
-        Tape::with(recording, rng, self.0.substitutes.clone())
+        let tape = Tape::with(recording, rng, self.0.substitutes.clone());
+        if self.0.narrow { tape.with_narrow_products() } else { tape }
     }
 
     /// A tape on which the given parameters have other values: for central differences.
@@ -229,10 +243,11 @@ impl Tape {
                 node
             }
         };
-        match node {
+        let var = match node {
             Some(node) => Var::on_tape(value, self.clone(), node),
             None => Var::constant(value),
-        }
+        };
+        if self.0.narrow { var.narrowed() } else { var }
     }
 
     /// The parameters that have been used, in order of first use.

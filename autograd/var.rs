@@ -13,16 +13,17 @@ pub struct Var {
     value: Tensor,
     place: Option<(Tape, usize)>,
     factors: Option<Rc<[Tensor; 2]>>,
+    narrow: bool,
 }
 
 impl Var {
     /// A value that no gradient flows into.
     pub fn constant(value: Tensor) -> Var {
-        Var { value, place: None, factors: None }
+        Var { value, place: None, factors: None, narrow: false }
     }
 
     pub(crate) fn on_tape(value: Tensor, tape: Tape, node: usize) -> Var {
-        Var { value, place: Some((tape, node)), factors: None }
+        Var { value, place: Some((tape, node)), factors: None, narrow: false }
     }
 
     /// The result of an operator: `output`, computed from `inputs`, with the operator's backward. When no input is on
@@ -63,6 +64,17 @@ impl Var {
     /// The factors of the value, where they are kept in its place.
     pub fn factors(&self) -> Option<&[Tensor; 2]> {
         self.factors.as_deref()
+    }
+
+    /// The same, marked as [`Var::is_narrow`] says.
+    pub(crate) fn narrowed(self) -> Var {
+        Var { narrow: true, ..self }
+    }
+
+    /// Whether products with this value, and those of its gradient, may round their factors to BF16 and sum in F32: a
+    /// parameter of a tape [`with_narrow_products`](Tape::with_narrow_products). Operators that cannot do so ignore it.
+    pub fn is_narrow(&self) -> bool {
+        self.narrow
     }
 
     /// The value without its place on the tape, leaving the tape's nodes as they are.

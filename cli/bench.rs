@@ -140,7 +140,7 @@ pub struct Step {
     /// steps with a shared diagonal and a preconditioner of rank 4
     #[arg(long, value_name = "NAME", default_value = "tango")]
     model: String,
-    /// f32 or f64
+    /// f32, bf16 (products with weights in bf16, all else in f32) or f64
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: String,
     /// Model width D
@@ -193,8 +193,8 @@ impl Step {
         let dtype = match self.dtype.as_str() {
             "f32" => DType::F32,
             "f64" => DType::F64,
-            "bf16" => return Err(Error::new("training in bf16 is not yet built; there are f32 and f64")),
-            other => return Err(Error::new(unknown("dtype", other, &["f32", "f64"]))),
+            "bf16" => DType::BF16,
+            other => return Err(Error::new(unknown("dtype", other, &["f32", "bf16", "f64"]))),
         };
         let most = threads::MAX_THREADS;
         if !(1..=most).contains(&self.threads) {

@@ -7,7 +7,8 @@
 //! Saved: dhidden and dembedding, which the backward would have to make room for anyway; neither logits nor embedding.
 //! The alternative, to save one lse a row and form the chunks' logits again in the backward, costs a fourth product
 //! beside the three.
-//! Chunks in which all targets are ignored are skipped. BF16 operands are widened; the loss is then F32.
+//! Chunks in which all targets are ignored are skipped. With an embedding that [is narrow](Var::is_narrow) factors are
+//! rounded to BF16, sums and everything else stay F32. BF16 operands are widened; the loss is then F32.
 //! Cost: 2·N·D·V flops, 6·N·D·V with gradients; extra memory one chunk.
 
 use kumiki_autograd::{Backward, Var};
@@ -15,7 +16,7 @@ use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
 
 use crate::cast::cast;
 use crate::cross_entropy::{IGNORED, checked_targets, gradient_over, log_sum_exp, rows_per_task};
-use crate::gemm::{MatMut, MatRef, gemm};
+use crate::gemm::{Factor, MatMut, MatRef};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Kernel, Lanes, Real, Unary, map_unary_inplace};
 
@@ -74,7 +75,7 @@ fn loss(op: &'static str, hidden: &Var, embedding: &Var, targets: &Tensor, ignor
         let mut dembedding = needs[1].then(|| Tensor::empty(e.dtype(), e.shape()));
         let total = in_chunks(
             h.as_slice::<E>(),
-            e.as_slice::<E>(),
+            (e.as_slice::<E>(), embedding.is_narrow()),
             (n_vocab, e.dim(1)),
             &indices,
             scale,
@@ -131,9 +132,9 @@ impl<E: Real> Unary<E> for Times<E> {
 }
 
 /// The sum of all losses; fills the gradients that are given, those of the sum times `scale`.
-fn in_chunks<E: Real + kumiki_tensor::Element>(
+fn in_chunks<E: Factor + kumiki_tensor::Element>(
     hidden: &[E],
-    embedding: &[E],
+    (embedding, narrow): (&[E], bool),
     (n_vocab, d): (usize, usize),
     targets: &[usize],
     scale: f64,
@@ -147,7 +148,7 @@ fn in_chunks<E: Real + kumiki_tensor::Element>(
     let embedding = MatRef::new(embedding, n_vocab, d);
     let mut losses = vec![0f64; chunk];
     let mut total = 0.0;
-    let mut beta = E::ZERO; // the first chunk writes dembedding, the others add to it
+    let mut accumulate = false; // the first chunk writes dembedding, the others add to it
     for (i, targets) in targets.chunks(chunk).enumerate() {
         let rows = targets.len();
         let at = i * chunk * d..(i * chunk + rows) * d;
@@ -159,7 +160,7 @@ fn in_chunks<E: Real + kumiki_tensor::Element>(
             continue;
         }
         let logits = &mut logits[..rows * n_vocab];
-        gemm(E::ONE, hidden, embedding.t(), E::ZERO, MatMut::new(logits, rows, n_vocab));
+        E::product(narrow, hidden, embedding.t(), MatMut::new(logits, rows, n_vocab), false);
         let task = rows_per_task(n_vocab);
         threads::parallel_chunks2_mut(
             (logits, task * n_vocab),
@@ -173,14 +174,14 @@ fn in_chunks<E: Real + kumiki_tensor::Element>(
         total += losses[..rows].iter().sum::<f64>();
         let dlogits = MatRef::new(&logits[..], rows, n_vocab);
         if let Some(dhidden) = &mut dhidden {
-            gemm(E::ONE, dlogits, embedding, E::ZERO, MatMut::new(&mut dhidden[at], rows, d));
+            E::product(narrow, dlogits, embedding, MatMut::new(&mut dhidden[at], rows, d), false);
         }
         if let Some(dembedding) = &mut dembedding {
-            gemm(E::ONE, dlogits.t(), hidden, beta, MatMut::new(dembedding, n_vocab, d));
-            beta = E::ONE;
+            E::product(narrow, dlogits.t(), hidden, MatMut::new(dembedding, n_vocab, d), accumulate);
+            accumulate = true;
         }
     }
-    if let Some(dembedding) = dembedding.filter(|_| beta == E::ZERO) {
+    if let Some(dembedding) = dembedding.filter(|_| !accumulate) {
         dembedding.fill(E::ZERO);
     }
     total
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
     use crate::cross_entropy::tests::{mean, naive};
     use crate::testing::{Chain, difference};
-    use kumiki_autograd::Tape;
+    use kumiki_autograd::{Param, Tape};
     use kumiki_tensor::Rng;
     use proptest::prelude::*;
 
@@ -287,6 +288,29 @@ mod tests {
         let value = loss.value().to_f64_vec();
         let grads = tape.backward(&loss);
         [value, grads.get(&h).unwrap().to_f64_vec(), grads.get(&e).unwrap().to_f64_vec()]
+    }
+
+    #[test]
+    fn a_narrow_embedding_rounds_factors() {
+        let mut rng = Rng::new(4);
+        let mut rounded = |shape: &[usize]| rng.normal(DType::BF16, shape, 0.0, 0.5).cast(DType::F32);
+        let (h, e) = (rounded(&[70, 40]), Param::new(rounded(&[90, 40])));
+        let targets = Tensor::from_slice(&(0..70).map(|i| i % 91 - 1).collect::<Vec<i64>>(), &[70]);
+        let run = |tape: Tape| {
+            let h = tape.leaf(h.clone());
+            let loss = cross_entropy_from_hidden(&h, &tape.param(&e), &targets, -1);
+            let value = loss.value().to_f64_vec();
+            let grads = tape.backward(&loss);
+            [value, grads.get(&h).unwrap().to_f64_vec(), grads.of(&e).unwrap().to_f64_vec()]
+        };
+        let (wide, narrow) = (run(Tape::new()), run(Tape::new().with_narrow_products()));
+        // The loss has the same factors in both; the logits' gradients are rounded when they become factors.
+        assert_eq!(difference(&wide[0], &narrow[0], 1e-5), None);
+        for i in [1, 2] {
+            assert!(difference(&wide[i], &narrow[i], 1e-6).is_some());
+            let most = wide[i].iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            assert!(wide[i].iter().zip(&narrow[i]).all(|(a, b)| (a - b).abs() < most / 256.0));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
 //! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
-//! where it is needed. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
+//! where it is needed. With a weight that [is narrow](Var::is_narrow) the factors of all three are rounded to BF16. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
 //! saved and multiplied again: `x` itself is freed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
 use kumiki_autograd::{Backward, Var};
@@ -12,7 +12,7 @@ use kumiki_tensor::shape::Dims;
 use crate::arithmetic::mul;
 use crate::cast::wide;
 use crate::count::count;
-use crate::matmul::contraction;
+use crate::matmul::matrices;
 use crate::registry::{BenchCase, OpCase};
 
 /// `x` `[.., D_in]` times the transposed `weight` `[D_out, D_in]`: `[.., D_out]`.
@@ -38,7 +38,8 @@ pub fn linear(x: &Var, weight: &Var) -> Var {
     let rows = by_rows(x.value());
     count(|c| c.projection += (rows.dim(0) * weight.dim(0) * weight.dim(1)) as u64);
     let shape = [&x.shape()[..x.rank() - 1], &[weight.dim(0)]].concat();
-    let y = contraction(&wide(&rows), &wide(weight.value()).transpose(0, 1), &[]).reshape(&shape);
+    let narrow = weight.is_narrow();
+    let y = matrices(&wide(&rows), &wide(weight.value()).transpose(0, 1), narrow).reshape(&shape);
     Var::from_op(y.cast(x.dtype()), &[x, weight], || LinearBackward {
         x: weight.requires_grad().then(|| match x.factors() {
             Some(factors) => Operand::Product(factors.each_ref().map(by_rows)),
@@ -46,6 +47,7 @@ pub fn linear(x: &Var, weight: &Var) -> Var {
         }),
         weight: x.requires_grad().then(|| weight.value().clone()),
         x_shape: Dims::new(x.shape()),
+        narrow,
     })
 }
 
@@ -64,6 +66,7 @@ struct LinearBackward {
     x: Option<Operand>,
     weight: Option<Tensor>,
     x_shape: Dims,
+    narrow: bool,
 }
 
 impl Backward for LinearBackward {
@@ -82,13 +85,14 @@ impl Backward for LinearBackward {
         let dtype = dout.dtype();
         let dout = wide(&by_rows(&dout));
         // The other operand was saved where this one's gradient is needed.
-        let dx = self.weight.map(|weight| contraction(&dout, &wide(&weight), &[]).reshape(&self.x_shape).cast(dtype));
+        let dx =
+            self.weight.map(|weight| matrices(&dout, &wide(&weight), self.narrow).reshape(&self.x_shape).cast(dtype));
         let dweight = self.x.map(|x| {
             let x = match x {
                 Operand::Whole(x) => wide(&x),
                 Operand::Product([a, b]) => mul(&Var::constant(a), &Var::constant(b)).into_value(),
             };
-            contraction(&dout.transpose(0, 1), &x, &[]).cast(dtype)
+            matrices(&dout.transpose(0, 1), &x, self.narrow).cast(dtype)
         });
         vec![dx, dweight]
     }
@@ -188,6 +192,30 @@ mod tests {
         let ((two, plain), (three, factored)) = (run(false), run(true));
         assert_eq!((two, three), (2, 3));
         assert_eq!(plain, factored);
+    }
+
+    #[test]
+    fn a_narrow_weight_rounds_factors_and_nothing_else() {
+        let mut rng = Rng::new(11);
+        // Numbers that BF16 holds: with them the products are those of F32.
+        let mut rounded = |shape: &[usize]| rng.normal(DType::BF16, shape, 0.0, 1.0).cast(DType::F32);
+        let (x, w, dout) = (rounded(&[3, 20, 70]), Param::new(rounded(&[90, 70])), rounded(&[3, 20, 90]));
+        let run = |tape: Tape, x: &Tensor| {
+            let x = tape.leaf(x.clone());
+            let y = linear(&x, &tape.param(&w));
+            let grads = tape.backward_from(&[(&y, dout.clone())]);
+            [y.value(), grads.get(&x).unwrap(), grads.of(&w).unwrap()].map(Tensor::to_f64_vec)
+        };
+        let narrow = || Tape::new().with_narrow_products();
+        for (a, b) in run(Tape::new(), &x).iter().zip(&run(narrow(), &x)) {
+            assert_eq!(difference(a, b, 1e-5), None);
+        }
+        // A quarter of a unit of BF16 beside them is lost where x is a factor.
+        let beside: Vec<f32> = x.to_vec::<f32>().iter().map(|x| x * (1.0 + 1.0 / 1024.0)).collect();
+        let beside = Tensor::from_slice(&beside, x.shape());
+        let ([y, dx, dw], [near_y, near_dx, near_dw]) = (run(narrow(), &x), run(narrow(), &beside));
+        assert!(y == near_y && dx == near_dx && dw == near_dw);
+        assert!(run(Tape::new(), &x)[0] != run(Tape::new(), &beside)[0]);
     }
 
     #[test]

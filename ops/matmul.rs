@@ -10,10 +10,10 @@
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::shape::{Dims, Offsets, broadcast};
-use kumiki_tensor::{Tensor, dispatch_real};
+use kumiki_tensor::{DType, Element, Tensor, dispatch_real};
 
 use crate::cast::wide;
-use crate::gemm::{BatchAxis, MatMut, MatRef, gemm_batched};
+use crate::gemm::{BatchAxis, MatMut, MatRef, Operand, Output, gemm_batched, gemm_bf16};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::{squeeze, unsqueeze};
@@ -120,11 +120,36 @@ fn rows_together(x: &Tensor) -> Tensor {
     if x.dim(x.rank() - 2) < 64 { x.contiguous() } else { x.clone() }
 }
 
+/// `a[M, K] b[K, N]`, contiguous, F32 or F64; `narrow` rounds F32 factors to BF16.
+pub(crate) fn matrices(a: &Tensor, b: &Tensor, narrow: bool) -> Tensor {
+    if !narrow || a.dtype() != DType::F32 {
+        return contraction(a, b, &[]);
+    }
+    let (m, n) = (a.dim(0), b.dim(1));
+    let mut out = Tensor::empty(DType::F32, &[m, n]);
+    let [a, b] = [a, b].map(|x| Operand::F32(matrix::<f32>(x)));
+    gemm_bf16(a, b, Output::F32(MatMut::new(out.as_mut_slice(), m, n)), false);
+    out
+}
+
+/// The last two axes of a tensor.
+fn matrix<E: Element>(x: &Tensor) -> MatRef<'_, E> {
+    let rank = x.rank();
+    MatRef {
+        data: x.storage_slice::<E>(),
+        offset: x.offset(),
+        rows: x.dim(rank - 2),
+        cols: x.dim(rank - 1),
+        row_stride: x.strides()[rank - 2],
+        col_stride: x.strides()[rank - 1],
+    }
+}
+
 /// `Σ a[.., M, K] b[.., K, N]` at every index of the leading axes, which `a` and `b` share, summed over those where `kept`
 /// has size 1: a contiguous `[kept.., M, N]`. F32 or F64.
 pub(crate) fn contraction(a: &Tensor, b: &Tensor, kept: &[usize]) -> Tensor {
     let rank = kept.len();
-    let (m, k, n) = (a.dim(rank), a.dim(rank + 1), b.dim(rank + 1));
+    let (m, n) = (a.dim(rank), b.dim(rank + 1));
     let mut out = Tensor::empty(a.dtype(), &[kept, &[m, n]].concat());
     if out.is_empty() {
         return out;
@@ -141,14 +166,7 @@ pub(crate) fn contraction(a: &Tensor, b: &Tensor, kept: &[usize]) -> Tensor {
         }
     }
     dispatch_real!("matmul", a.dtype(), E => {
-        let [mut a, mut b] = [(a, m, k), (b, k, n)].map(|(x, rows, cols)| MatRef {
-            data: x.storage_slice::<E>(),
-            offset: x.offset(),
-            rows,
-            cols,
-            row_stride: x.strides()[rank],
-            col_stride: x.strides()[rank + 1],
-        });
+        let [mut a, mut b] = [matrix::<E>(a), matrix(b)];
         let (batch, summed) = (fold_rows(&mut a, &batch), fold_terms(&mut a, &mut b, &summed));
         let strides = |stride: fn(&BatchAxis) -> usize| summed.iter().map(stride).collect::<Vec<_>>();
         let sizes = strides(|axis| axis.size);

@@ -26,7 +26,7 @@ const KEY_WIDTH: usize = 64;
 pub struct StepBench {
     /// `tango`, `wango` and `transformer`, all tied; `gau` and `flash`, with a block for every application.
     pub model: String,
-    /// Dtype of parameters and arithmetic.
+    /// Dtype of parameters and arithmetic; BF16 means products of parameters in it, and F32 for all else.
     pub dtype: DType,
     /// Model width D.
     pub d_model: usize,
@@ -155,11 +155,12 @@ impl StepBench {
     /// As [`StepBench::config`]; also when the memory cannot do or a gradient is not finite.
     pub fn run(&self) -> Result<StepTiming> {
         let config = self.config()?;
-        let StepBench { dtype, batch: rows, seq, .. } = *self;
+        let StepBench { batch: rows, seq, .. } = *self;
+        let dtype = self.dtype.compute();
         let step = memory::Step { dtype, rows, seq, accumulate: 1, recompute: false };
         step.check(&self.model, &ModelConfig::Language(config.clone()), "--params, --batch, --seq or --vocab")?;
         let failed = |e: kumiki_tensor::Error| Error::new(e.to_string());
-        let mut model = LanguageModel::new(&config, 0, self.dtype).map_err(failed)?;
+        let mut model = LanguageModel::new(&config, 0, dtype).map_err(failed)?;
         let mut rng = Rng::new(0);
         let shape = [self.batch, self.seq];
         let mut ids = || rng.ids(DType::I64, &shape, self.vocab as u64);
@@ -169,7 +170,10 @@ impl StepBench {
         // The first two fill the buffer pool and the optimiser's state.
         for step in 0..self.steps + 2 {
             let started = Instant::now();
-            let tape = Tape::training(Rng::new(step as u64));
+            let mut tape = Tape::training(Rng::new(step as u64));
+            if self.dtype == DType::BF16 {
+                tape = tape.with_narrow_products();
+            }
             let loss = model.loss(&tape, &tokens, &targets);
             let mut grads = tape.backward(&loss);
             // A loss on the tape would keep it alive, and the optimiser would have to copy what it writes.

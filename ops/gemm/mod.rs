@@ -5,11 +5,13 @@
 //! - `portable`: large products on other CPUs, through the crate `matrixmultiply`.
 //! - `tile`: the register tile, and small products that read their operands in place.
 //! - `vector`: one row or one column, bound by memory.
+//! - `bf16`: factors of BF16, sums of F32.
 //!
 //! The way is chosen by shape and strides alone, and on each way an element of C is one fixed chain of operations,
 //! whichever thread or tile computes it. So results are bitwise the same for any number of threads, and the three entry
 //! points agree.
 
+mod bf16;
 mod blocked;
 mod pack;
 mod portable;
@@ -19,6 +21,10 @@ mod vector;
 use kumiki_tensor::threads;
 
 use crate::simd::{Level, Real, level};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use bf16::has_amx;
+pub use bf16::{Factor, Operand, Output, gemm_bf16};
 
 /// Terms per pass over C: B's sliver of this depth and A's block stay in the first two cache levels.
 pub(crate) const KC: usize = 256;
@@ -195,6 +201,14 @@ impl Axes {
             reach += (extent - 1) * stride;
         }
     }
+}
+
+/// The axes of one matrix, every element of which must be inside its slice.
+#[track_caller]
+fn extents(name: &str, offset: usize, len: usize, rows: (usize, usize), cols: (usize, usize)) -> Axes {
+    let axes = Axes::new(rows, cols, &[], |_| 0);
+    axes.check_inside(name, offset, len);
+    axes
 }
 
 #[track_caller]

@@ -12,13 +12,15 @@ pub enum Level {
     Avx2,
     /// 512-bit vectors (F, DQ, VL).
     Avx512,
+    /// The same, and tiles for products of BF16 numbers (AMX-BF16).
+    Amx,
 }
 
 impl Level {
     /// The levels that this CPU can run, narrowest first.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512].into_iter().filter(|level| level.is_available()).collect()
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx].into_iter().filter(|level| level.is_available()).collect()
     }
 
     /// Whether this CPU can run the level.
@@ -36,6 +38,7 @@ impl Level {
                 Self::Portable => true,
                 Self::Avx2 => avx2(),
                 Self::Avx512 => avx2() && avx512(),
+                Self::Amx => avx2() && avx512() && crate::gemm::has_amx(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -51,6 +54,7 @@ impl Level {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 }

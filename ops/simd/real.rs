@@ -156,7 +156,7 @@ macro_rules! real {
                     Level::Avx2 => unsafe { avx2::$elem::run(kernel) },
                     // SAFETY: as above.
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => unsafe { avx512::$elem::run(kernel) },
+                    Level::Avx512 | Level::Amx => unsafe { avx512::$elem::run(kernel) },
                     _ => kernel.run::<portable::$elem::Vector>(),
                 }
             }

@@ -1,0 +1,178 @@
+//! Products of BF16 numbers, summed in F32: `C = A B`, or added to C.
+//!
+//! Operands are stored in BF16, or in F32 and rounded to the nearest BF16 while they are packed; C is F32, or rounded to
+//! BF16 once, after the last term. Three ways give the same sums up to their order:
+//!
+//! - `amx`: tiles of 16 x 32 numbers, on CPUs and kernels that have them;
+//! - `dot`: AVX512-BF16, pairs of terms at once;
+//! - `widened`: every other CPU; operands become F32 and go through [`gemm`](super::gemm).
+//!
+//! The first two read the same packed blocks (`pack`) and share their loops (`blocked`). Both take subnormal numbers for
+//! zero. Work is cut by shape, so results do not depend on the number of threads.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod dot;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+mod widened;
+
+use kumiki_tensor::bf16;
+
+use super::{MatMut, MatRef, extents, gemm};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Level;
+use crate::simd::{Real, level};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::is_available as has_amx;
+
+/// A matrix to read, in either storage.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// Rounded to BF16 when it is read.
+    F32(MatRef<'a, f32>),
+    /// As it is.
+    BF16(MatRef<'a, bf16>),
+}
+
+/// The matrix to write, in either storage.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// The sums.
+    F32(MatMut<'a, f32>),
+    /// The sums, rounded once.
+    BF16(MatMut<'a, bf16>),
+}
+
+/// Evaluates an expression with the matrix of either storage.
+macro_rules! either {
+    ($type:ident, $matrix:expr, $m:ident => $body:expr) => {
+        match $matrix {
+            $type::F32($m) => $body,
+            $type::BF16($m) => $body,
+        }
+    };
+}
+
+impl Operand<'_> {
+    /// Rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> (usize, usize) {
+        either!(Operand, self, m => (m.rows, m.cols))
+    }
+
+    /// The transposed view.
+    #[must_use]
+    pub fn t(self) -> Self {
+        match self {
+            Operand::F32(m) => Operand::F32(m.t()),
+            Operand::BF16(m) => Operand::BF16(m.t()),
+        }
+    }
+}
+
+impl Output<'_> {
+    fn shape(&self) -> (usize, usize) {
+        either!(Output, self, m => (m.rows, m.cols))
+    }
+
+    fn t(self) -> Self {
+        match self {
+            Output::F32(m) => Output::F32(m.t()),
+            Output::BF16(m) => Output::BF16(m.t()),
+        }
+    }
+
+    fn strides(&self) -> (usize, usize) {
+        either!(Output, self, m => (m.row_stride, m.col_stride))
+    }
+
+    fn zero(self) {
+        fn fill<E: Copy>(m: MatMut<E>, zero: E) {
+            for i in 0..m.rows {
+                for j in 0..m.cols {
+                    m.data[m.offset + i * m.row_stride + j * m.col_stride] = zero;
+                }
+            }
+        }
+        match self {
+            Output::F32(m) => fill(m, 0.0),
+            Output::BF16(m) => fill(m, bf16::ZERO),
+        }
+    }
+}
+
+/// `C[m, n] = A[m, k] B[k, n]`, or with `accumulate` added to C: factors in BF16, sums in F32, in parallel when it is
+/// worth it. Without `accumulate`, C is written without being read.
+///
+/// # Panics
+/// When shapes do not fit, a matrix reaches outside its slice, or two elements of C share a place.
+#[track_caller]
+pub fn gemm_bf16(a: Operand, b: Operand, c: Output, accumulate: bool) {
+    let ((m, k), (b_rows, n), (c_rows, c_cols)) = (a.shape(), b.shape(), c.shape());
+    assert!(
+        b_rows == k && c_rows == m && c_cols == n,
+        "gemm_bf16: shapes do not fit: A [{m}, {k}], B [{b_rows}, {n}], C [{c_rows}, {c_cols}]"
+    );
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k > 0 {
+        either!(Operand, &a, a => extents("A", a.offset, a.data.len(), (m, a.row_stride), (k, a.col_stride)));
+        either!(Operand, &b, b => extents("B", b.offset, b.data.len(), (k, b.row_stride), (n, b.col_stride)));
+    }
+    either!(Output, &c, c => {
+        extents("C", c.offset, c.data.len(), (m, c.row_stride), (n, c.col_stride)).check_distinct();
+    });
+    if k == 0 {
+        if !accumulate {
+            c.zero();
+        }
+        return;
+    }
+    // Rows of C are written as vectors.
+    let (row_stride, col_stride) = c.strides();
+    let by_columns = n > 1 && col_stride != 1 && (row_stride == 1 || m == 1);
+    let (a, b, c) = if by_columns { (b.t(), a.t(), c.t()) } else { (a, b, c) };
+    match level() {
+        #[cfg(target_arch = "x86_64")]
+        level @ (Level::Amx | Level::Avx512) if level == Level::Amx || dot::is_available() => {
+            blocked::run(level, a, b, c, accumulate);
+        }
+        _ => widened::run(a, b, c, accumulate),
+    }
+}
+
+/// A number whose products may be [narrow](kumiki_autograd::Var::is_narrow).
+pub trait Factor: Real {
+    /// `C = A B`, or with `accumulate` added to C, in parallel when it is worth it; `narrow` rounds F32 factors to BF16.
+    ///
+    /// # Panics
+    /// As [`gemm`].
+    fn product(narrow: bool, a: MatRef<Self>, b: MatRef<Self>, c: MatMut<Self>, accumulate: bool);
+}
+
+impl Factor for f32 {
+    #[track_caller]
+    fn product(narrow: bool, a: MatRef<f32>, b: MatRef<f32>, c: MatMut<f32>, accumulate: bool) {
+        if narrow {
+            gemm_bf16(Operand::F32(a), Operand::F32(b), Output::F32(c), accumulate);
+        } else {
+            gemm(1.0, a, b, if accumulate { 1.0 } else { 0.0 }, c);
+        }
+    }
+}
+
+impl Factor for f64 {
+    #[track_caller]
+    fn product(_: bool, a: MatRef<f64>, b: MatRef<f64>, c: MatMut<f64>, accumulate: bool) {
+        gemm(1.0, a, b, if accumulate { 1.0 } else { 0.0 }, c);
+    }
+}
+
+#[cfg(test)]
+mod tests;
