@@ -47,6 +47,7 @@ impl<'a> Exact<'a> {
     }
 
     /// The distribution of every *observation* given those before it: noise is in its deviation.
+    #[expect(clippy::missing_panics_doc, reason = "a row of the factor ends with its diagonal")]
     pub fn one_step(&self) -> Vec<Prediction> {
         let of = |t: usize| {
             let (sd, before) = self.factor.row(t).split_last().expect("a row ends with its diagonal");
