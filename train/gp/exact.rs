@@ -10,6 +10,7 @@
 //! ```
 //!
 //! `O(n³/6)` for all `n` predictions, instead of a system of its own for each.
+//! Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2.
 
 use super::cholesky::Cholesky;
 use super::functions::Function;
