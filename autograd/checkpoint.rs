@@ -12,6 +12,9 @@ use crate::var::Var;
 /// generator, which the second run finds at the same place: both runs see the same masks.
 ///
 /// `f` must compute the same both times; it owns what it captures (a clone of a layer is the same layer).
+///
+/// # Panics
+/// When `f` does, or its second run gives another shape.
 #[track_caller]
 pub fn checkpoint(tape: &Tape, inputs: &[&Var], f: impl Fn(&Tape, &[Var]) -> Var + 'static) -> Var {
     let rng = tape.rng();

@@ -59,7 +59,10 @@ impl Report {
         self.worst.as_ref().map_or(0.0, |w| w.error)
     }
 
-    /// Panics with the report unless every gradient is within `tolerance` and every name received one.
+    /// Asserts that every gradient is within `tolerance` and that every name received one.
+    ///
+    /// # Panics
+    /// Otherwise, with the report.
     #[track_caller]
     pub fn assert_below(&self, tolerance: f64) {
         assert!(

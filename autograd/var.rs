@@ -112,12 +112,18 @@ impl Var {
     }
 
     /// The size of one axis.
+    ///
+    /// # Panics
+    /// When there is no such axis.
     #[track_caller]
     pub fn dim(&self, axis: usize) -> usize {
         self.value.dim(axis)
     }
 
     /// The only element, as f64.
+    ///
+    /// # Panics
+    /// When there is not exactly one element.
     #[track_caller]
     pub fn item(&self) -> f64 {
         self.value.item()

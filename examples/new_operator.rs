@@ -1,4 +1,4 @@
-//! A new operator in your own crate: compute the output, say what is saved, derive the backward, prove it.
+//! A new operator in your own crate: compute the output, say what is saved, derive the backward, check it.
 //! Run: `cargo run --release --example new_operator`
 use kumiki::autograd::{Backward, Var, gradcheck};
 use kumiki::tensor::{DType, Rng, Tensor};

@@ -231,6 +231,9 @@ impl LanguageModel {
     }
 
     /// Tokens `[B, T]` to what the head reads, the normed last hidden state `[B, T, D]`.
+    ///
+    /// # Panics
+    /// When the tokens are not `[B, T]`, a token is out of range, or the cache is of a model with other blocks.
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, mut cache: Option<&mut DecodeCache>) -> Var {
         assert!(tokens.rank() == 2, "language model: tokens must be [B, T], got {:?}", tokens.shape());

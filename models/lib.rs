@@ -3,7 +3,8 @@
 //! A model file reads from top to bottom: configuration, block, forward pass. [`LanguageModel`] puts blocks of one
 //! architecture between a token table and the head tied to it, [`SequenceRegressor`] between two linear maps; [`DoubleDecoder`]
 //! and [`EncoderDecoder`] have two stacks; [`Model`] is any of those that read text;
-//! [`accounting`] says what a model costs, [`width`] what of it is scaled with its width.
+//! [`accounting`] says what a model costs, [`width`] what of it is scaled with its width. Functions from tokens or hidden states
+//! to others panic, at the caller's line, on shapes other than those they name and on tokens that the model does not have.
 
 pub mod accounting;
 mod block_cache;

@@ -75,6 +75,9 @@ impl SequenceRegressor {
     }
 
     /// Inputs `[B, T, inputs]` to predictions `[B, T]`; the one at `t` depends on inputs up to `t` only.
+    ///
+    /// # Panics
+    /// When the inputs are not `[B, T, inputs]`.
     #[track_caller]
     pub fn predict(&self, tape: &Tape, inputs: &Var) -> Var {
         let width = self.config.inputs;
@@ -92,6 +95,9 @@ impl SequenceRegressor {
     }
 
     /// The squared error of every prediction, `[B, T]`, for `targets [B, T]` given `inputs [B, T, inputs]`.
+    ///
+    /// # Panics
+    /// When the inputs are not `[B, T, inputs]`, or the targets not `[B, T]`.
     #[track_caller]
     pub fn squared_errors(&self, tape: &Tape, inputs: &Tensor, targets: &Tensor) -> Var {
         let predictions = self.predict(tape, &Var::constant(inputs.clone()));

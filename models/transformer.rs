@@ -7,6 +7,7 @@
 //!
 //! Saved per application and token, in numbers: both inputs and their norms `4D + 2`, rotated q and k, v and the attended
 //! values `4D`, a log-sum-exp per head `H`, both halves of SwiGLU and their product `3F`.
+//! Source: Vaswani et al., Attention Is All You Need, arXiv 1706.03762; norm, rotation and gate as their operators say.
 
 use kumiki_autograd::{Tape, Var};
 use kumiki_nn::{Attention, Init, RmsNorm, SwiGlu, module};

@@ -1,4 +1,6 @@
 //! Global-norm clipping, which is also where non-finite gradients are caught.
+//!
+//! Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, arXiv 1211.5063.
 
 use kumiki_autograd::{Gradients, Param};
 use kumiki_tensor::{Error, Result, Tensor, dispatch, threads};

@@ -22,6 +22,9 @@ impl Linear {
     }
 
     /// `[.., d_in]` to `[.., d_out]`.
+    ///
+    /// # Panics
+    /// When the last axis is not `d_in`, or of another dtype than the weight.
     #[track_caller]
     pub fn forward(&self, tape: &Tape, x: &Var) -> Var {
         ops::linear(x, &tape.param(&self.weight))
@@ -43,6 +46,9 @@ impl Embedding {
     }
 
     /// Ids `[..]` to rows `[.., d_model]`.
+    ///
+    /// # Panics
+    /// When an id is not below `n_vocab`, or the ids are not i64 or u32.
     #[track_caller]
     pub fn forward(&self, tape: &Tape, ids: &Tensor) -> Var {
         ops::embedding(&tape.param(&self.weight), ids)
@@ -66,6 +72,9 @@ impl RmsNorm {
     }
 
     /// `[.., d_model]` to the same.
+    ///
+    /// # Panics
+    /// When the last axis is not `d_model`, or of another dtype than the weight.
     #[track_caller]
     pub fn forward(&self, tape: &Tape, x: &Var) -> Var {
         ops::rms_norm(x, &tape.param(&self.weight), self.eps)

@@ -1,7 +1,8 @@
 //! kumiki's layers, initialisation, optimisers and schedules.
 //!
 //! A layer is a struct with public fields, a `new` that takes its sizes and a generator, and a `forward` that takes the
-//! [`Tape`](kumiki_autograd::Tape) and the input. [`Module`] lists its parameters by name.
+//! [`Tape`](kumiki_autograd::Tape) and the input. [`Module`] lists its parameters by name. A `forward` panics, at the caller's
+//! line, on inputs of another shape or dtype than it names.
 
 mod adamw;
 mod attention;

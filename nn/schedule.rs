@@ -1,4 +1,7 @@
 //! Learning rates over the steps of a run.
+//!
+//! Sources: of the cosine Loshchilov and Hutter, SGDR, arXiv 1608.03983; of warm-up, stable, decay Hu et al., MiniCPM,
+//! arXiv 2404.06395.
 
 /// The shape of a schedule after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -26,19 +26,25 @@ use crate::unary::{constant, sigmoid_slope};
 /// `1 / (1 + e^-x)`, any shape.
 ///
 /// # Panics
-/// When `x` is not of a float dtype; so do all functions of this file.
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn sigmoid(x: &Var) -> Var {
     unary("sigmoid", x, Sigmoid, Save::Input)
 }
 
 /// `x / (1 + e^-x)`, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn silu(x: &Var) -> Var {
     unary("silu", x, Silu, Save::Input)
 }
 
 /// The Gaussian error linear unit in its tanh form, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn gelu(x: &Var) -> Var {
     unary("gelu", x, Gelu, Save::Input)
@@ -55,12 +61,18 @@ pub fn softplus(x: &Var, beta: f64) -> Var {
 }
 
 /// `max(x, 0)`, any shape; NaN stays NaN. The slope at 0 is 0.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn relu(x: &Var) -> Var {
     unary("relu", x, Relu, Save::Input)
 }
 
 /// `max(x, 0)²`, any shape; NaN stays NaN.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn relu_squared(x: &Var) -> Var {
     unary("relu_squared", x, ReluSquared, Save::Input)

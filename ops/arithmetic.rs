@@ -27,19 +27,25 @@ use crate::unary::Scale;
 /// `a + b`; shapes broadcast.
 ///
 /// # Panics
-/// When shapes do not broadcast, or dtypes differ or are not floats; so do the other operations.
+/// When shapes do not broadcast, or dtypes differ or are not floats.
 #[track_caller]
 pub fn add(a: &Var, b: &Var) -> Var {
     binary("add", a, b, &Add, || SumBackward { name: "add", a: a.shape().into(), b: b.shape().into() })
 }
 
 /// `a - b`; shapes broadcast.
+///
+/// # Panics
+/// As [`add`].
 #[track_caller]
 pub fn sub(a: &Var, b: &Var) -> Var {
     binary("sub", a, b, &Sub, || SumBackward { name: "sub", a: a.shape().into(), b: b.shape().into() })
 }
 
 /// `a · b`, element by element; shapes broadcast.
+///
+/// # Panics
+/// As [`add`].
 #[track_caller]
 pub fn mul(a: &Var, b: &Var) -> Var {
     binary("mul", a, b, &Mul, || MulBackward {
@@ -50,6 +56,9 @@ pub fn mul(a: &Var, b: &Var) -> Var {
 }
 
 /// `a / b`, element by element; shapes broadcast.
+///
+/// # Panics
+/// As [`add`].
 #[track_caller]
 pub fn div(a: &Var, b: &Var) -> Var {
     binary("div", a, b, &Div, || DivBackward {

@@ -16,25 +16,34 @@ use crate::unary::Scale;
 /// The sum over `axes`, which disappear or stay with size 1.
 ///
 /// # Panics
-/// When an axis does not exist or is named twice, or `x` is not of a float dtype; so do the other reductions.
+/// When an axis does not exist or is named twice, or `x` is not of a float dtype.
 #[track_caller]
 pub fn sum(x: &Var, axes: &[usize], keep_dims: bool) -> Var {
     reduce("sum", x, axes, keep_dims)
 }
 
 /// The mean over `axes`, which disappear or stay with size 1. NaN over an empty axis.
+///
+/// # Panics
+/// As [`sum`].
 #[track_caller]
 pub fn mean(x: &Var, axes: &[usize], keep_dims: bool) -> Var {
     reduce("mean", x, axes, keep_dims)
 }
 
 /// The sum of all elements, shape `[]`.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn sum_all(x: &Var) -> Var {
     reduce("sum", x, &(0..x.rank()).collect::<Vec<_>>(), false)
 }
 
 /// The mean of all elements, shape `[]`; NaN of no elements.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn mean_all(x: &Var) -> Var {
     reduce("mean", x, &(0..x.rank()).collect::<Vec<_>>(), false)

@@ -25,25 +25,34 @@ use crate::simd::{Binary, Lanes, Real, Unary};
 /// `e^x`, any shape.
 ///
 /// # Panics
-/// When `x` is not of a float dtype; so do all functions of this file.
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn exp(x: &Var) -> Var {
     unary("exp", x, Exp, Save::Output)
 }
 
 /// The natural logarithm, any shape: `-inf` at 0, NaN below.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn log(x: &Var) -> Var {
     unary("log", x, Log, Save::Input)
 }
 
 /// The square root, any shape: NaN below 0; its slope at 0 is infinite.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn sqrt(x: &Var) -> Var {
     unary("sqrt", x, Sqrt, Save::Output)
 }
 
 /// The absolute value, any shape; its slope at 0 is 0.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn abs(x: &Var) -> Var {
     unary("abs", x, Abs, Save::Input)
@@ -60,24 +69,36 @@ pub fn clamp(x: &Var, lo: f64, hi: f64) -> Var {
 }
 
 /// The hyperbolic tangent, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn tanh(x: &Var) -> Var {
     unary("tanh", x, Tanh, Save::Input)
 }
 
 /// `-x`, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn neg(x: &Var) -> Var {
     affine("neg", x, Scale(-1.0), Some(-1.0))
 }
 
 /// `x + c`, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn add_scalar(x: &Var, c: f64) -> Var {
     affine("add_scalar", x, Shift(c), None)
 }
 
 /// `x · c`, any shape.
+///
+/// # Panics
+/// When `x` is not of a float dtype.
 #[track_caller]
 pub fn mul_scalar(x: &Var, c: f64) -> Var {
     affine("mul_scalar", x, Scale(c), Some(c))

@@ -93,6 +93,9 @@ impl Tensor {
 
     /// The adjoint of [`Tensor::index_select`]: a tensor of zeros with `size` entries along `axis` to which every slice
     /// of `self` is added at its index; repeated indices add up, in index order.
+    ///
+    /// # Panics
+    /// When `ids` has not one index for every slice, or an index is negative or not below `size` (named with its position).
     #[track_caller]
     pub fn index_add(&self, axis: usize, ids: &Tensor, size: usize) -> Tensor {
         let ids = checked_indices("index_add", ids, size);
@@ -128,6 +131,9 @@ impl Tensor {
 
     /// Picks one element per index: `out[i, j] = self[i, ids[i, j]]` for `axis` 1 of two axes. `ids` has the rank of
     /// `self` and, on the other axes, at most its sizes; the result has the shape of `ids`.
+    ///
+    /// # Panics
+    /// When `ids` have another rank, are larger than `self` on another axis, or hold an index out of range.
     #[track_caller]
     pub fn gather(&self, axis: usize, ids: &Tensor) -> Tensor {
         let positions = Tensor::gather_positions("gather", self.shape(), axis, ids);
@@ -140,6 +146,10 @@ impl Tensor {
 
     /// The adjoint of [`Tensor::gather`]: `self` plus, at the place that each index names, the element of `source`;
     /// repeated indices add up. `source` has the shape of `ids`.
+    ///
+    /// # Panics
+    /// When `source` has not the shape of `ids` or not this tensor's dtype, when their shape does not fit this tensor's beside
+    /// `axis`, or an index is negative or not below the size of the axis (named with its position).
     #[track_caller]
     pub fn scatter_add(&self, axis: usize, ids: &Tensor, source: &Tensor) -> Tensor {
         assert!(

@@ -1,13 +1,14 @@
 //! kumiki's tensors: dtype, shape, strided views, storage, random numbers, threads, files.
 //!
 //! A [`Tensor`] knows nothing of gradients; those are the business of `kumiki-autograd`. Misuse (shapes, dtypes, axes)
-//! panics with a sentence; what comes from outside (files) is a [`Result`].
+//! panics with a sentence at the caller's line; what comes from outside (files) is a [`Result`].
 
 #[macro_use]
 mod dtype;
 mod error;
 pub mod files;
 mod fmt;
+mod header;
 mod index;
 mod reduce;
 mod rng;

@@ -1,17 +1,16 @@
 //! Reading and writing `.safetensors` files: named tensors and a map of text metadata.
 //!
-//! Nothing in a header is trusted: sizes, offsets and names are checked (by the `safetensors` crate) before anything
-//! is allocated. Files are written as [`crate::files`] says: a crash in between leaves the old file.
+//! Nothing in a header is trusted: sizes, offsets and names are checked before anything is allocated (`header.rs`). Files are written as [`crate::files`] says: a crash in between leaves the old file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::header;
 use crate::tensor::Tensor;
 
 /// The contents of a file.
@@ -74,39 +73,14 @@ fn to_tensor(name: &str, view: &TensorView) -> Result<Tensor> {
     })
 }
 
-/// The name that a header, an object in JSON, has twice. The `safetensors` crate would take one of the two.
-fn duplicate(header: &[u8]) -> serde_json::Result<Option<String>> {
-    struct Names;
-    impl<'de> Visitor<'de> for Names {
-        type Value = Option<String>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Option<String>, A::Error> {
-            let (mut seen, mut twice) = (BTreeSet::new(), None);
-            while let Some((name, _)) = map.next_entry::<String, IgnoredAny>()? {
-                if let Some(name) = seen.replace(name) {
-                    twice.get_or_insert(name);
-                }
-            }
-            Ok(twice)
-        }
-    }
-    serde_json::Deserializer::from_slice(header).deserialize_map(Names)
-}
-
 /// Reads the contents of a file that is in memory.
 ///
 /// # Errors
 /// When the header is not valid, does not fit the data, has a name twice or names a type that tensors cannot have.
 pub fn from_buffer(bytes: &[u8]) -> Result<Contents> {
     let not_valid = || Error::new(format!("these {} bytes are not a valid safetensors file", bytes.len()));
-    let (length, header) = SafeTensors::read_metadata(bytes).map_err(|e| not_valid().because(e))?;
-    if let Some(name) = duplicate(&bytes[8..8 + length]).map_err(|e| not_valid().because(e))? {
-        return Err(not_valid().because(format!("its header names `{name}` twice")));
-    }
+    header::check(bytes).map_err(|e| not_valid().because(e))?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| not_valid().because(e))?;
     let file = SafeTensors::deserialize(bytes).map_err(|e| not_valid().because(e))?;
     let mut out = Contents::default();
     for (name, view) in file.iter() {
@@ -175,6 +149,8 @@ pub fn save<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -218,33 +194,42 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_refused_without_panic() {
+    fn case_38_a_header_is_not_trusted() {
         let file = |header: &str, data: usize| {
             let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
             bytes.extend(header.bytes());
             bytes.resize(bytes.len() + data, 0);
             bytes
         };
-        let entry = |shape: &str, offsets: &str| {
-            format!(r#"{{"x":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        let named = |name: &str, shape: &str, offsets: &str| {
+            format!(r#""{name}":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}"#)
         };
-        assert!(from_buffer(&file(&entry("[1]", "[0,4]"), 4)).is_ok());
-        let once = entry("[1]", "[0,4]");
-        let twice = format!("{},{}", &once[..once.len() - 1], &once[1..]);
-        let error = from_buffer(&file(&twice, 4)).unwrap_err().to_string();
-        assert!(error.contains("its header names `x` twice"), "{error}");
-        for bad in [
-            u64::MAX.to_le_bytes().to_vec(),
-            vec![],
-            file(&entry("[1]", "[]"), 4),
-            file(&entry("[1]", "[8,4]"), 4),
-            file(&entry("[1000,1000]", "[0,4]"), 4),
-            file(&entry("[8589934592,8589934592]", "[0,4]"), 4),
-            file(&entry("[1]", "[4,8]"), 8),
-            file(&entry("[1]", "[0,4]"), 3),
+        let one = |shape: &str, offsets: &str| format!("{{{}}}", named("x", shape, offsets));
+        let two = |a: &str, b: &str| format!("{{{},{}}}", named("x", "[1]", a), named("y", "[1]", b));
+        assert_eq!(from_buffer(&file(&one("[1]", "[0,4]"), 4)).unwrap().tensors.len(), 1);
+        assert_eq!(from_buffer(&file(&two("[0,4]", "[4,8]"), 8)).unwrap().tensors.len(), 2);
+        let length = |n: u64| n.to_le_bytes().to_vec();
+        let twice = format!("{{{0},{0}}}", named("x", "[1]", "[0,4]"));
+        let mut seen = BTreeSet::new();
+        for (bytes, says) in [
+            (vec![], "the 8 bytes of its header's length are missing"),
+            (length(u64::MAX), "said to have 18446744073709551615 bytes, of which there are 0"),
+            (length(100), "said to have 100 bytes, of which there are 0"),
+            (file("[]", 0), "its header cannot be read: invalid type: sequence, expected an object"),
+            (file(&one("[1]", "[]"), 4), "tensor `x` has the data_offsets []; expected a first byte and an end"),
+            (file(&one("[1]", "[8,4]"), 8), "tensor `x` ends at byte 4, before it starts at byte 8"),
+            (file(&two("[0,4]", "[2,6]"), 6), "tensor `y` starts at byte 2, inside of `x`, which ends at byte 4"),
+            (file(&one("[1]", "[4,8]"), 8), "bytes 0..4, before tensor `x`, are no tensor's"),
+            (file(&two("[0,4]", "[8,12]"), 12), "bytes 4..8, before tensor `y`, are no tensor's"),
+            (file(&twice, 4), "its header names `x` twice"),
+            (file(&one("[1000,1000]", "[0,4]"), 4), "needs 4000000 bytes; its data_offsets have 4"),
+            (file(&one("[8589934592,8589934592]", "[0,4]"), 4), "more bytes than can be counted"),
+            (file(&one("[1]", "[0,4]"), 3), "its tensors need 4 bytes of data, of which there are 3"),
+            (file(&one("[1]", "[0,4]"), 5), "its tensors need 4 bytes of data, of which there are 5"),
         ] {
-            let error = from_buffer(&bad).unwrap_err().to_string();
-            assert!(error.contains("not a valid safetensors file: "), "{error}");
+            let error = from_buffer(&bytes).unwrap_err().to_string();
+            assert!(error.contains("not a valid safetensors file: ") && error.contains(says), "{says}: {error}");
+            assert!(seen.insert(error.clone()), "two faults have one sentence: {error}");
         }
     }
 }

@@ -32,6 +32,9 @@ impl Dims {
     }
 
     /// The list with `value` inserted before position `at`.
+    ///
+    /// # Panics
+    /// When `at` is past the end, or the list is full.
     #[track_caller]
     pub fn inserted(&self, at: usize, value: usize) -> Dims {
         let mut values = self.to_vec();
@@ -40,6 +43,9 @@ impl Dims {
     }
 
     /// The list without position `at`.
+    ///
+    /// # Panics
+    /// When there is no such position.
     #[track_caller]
     pub fn removed(&self, at: usize) -> Dims {
         let mut values = self.to_vec();

@@ -180,6 +180,7 @@ impl Drop for Buffer {
 }
 
 /// Gives the memory that waits in the pool back to the system.
+#[expect(clippy::missing_panics_doc, reason = "the lock is poisoned only by a panic inside the pool")]
 pub fn release_cached_memory() {
     let mut pool = POOL.lock().expect("pool lock");
     for (class, waiting) in pool.free.drain() {

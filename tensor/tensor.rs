@@ -22,6 +22,9 @@ pub struct Tensor {
 
 impl Tensor {
     /// A contiguous tensor with unspecified contents, for kernels that write every element.
+    ///
+    /// # Panics
+    /// When the elements are too many to be counted or held, or the axes too many.
     #[track_caller]
     pub fn empty(dtype: DType, shape: &[usize]) -> Tensor {
         Tensor {
@@ -34,6 +37,9 @@ impl Tensor {
     }
 
     /// A tensor filled with `value`, rounded to `dtype`.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty`].
     #[track_caller]
     pub fn full(dtype: DType, shape: &[usize], value: f64) -> Tensor {
         let mut out = Tensor::empty(dtype, shape);
@@ -42,12 +48,18 @@ impl Tensor {
     }
 
     /// A tensor of zeros.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty`].
     #[track_caller]
     pub fn zeros(dtype: DType, shape: &[usize]) -> Tensor {
         Tensor::full(dtype, shape, 0.0)
     }
 
     /// A tensor of ones.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty`].
     #[track_caller]
     pub fn ones(dtype: DType, shape: &[usize]) -> Tensor {
         Tensor::full(dtype, shape, 1.0)
@@ -76,6 +88,9 @@ impl Tensor {
     }
 
     /// A contiguous tensor of which `f` gives the element at every row-major position.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty`].
     #[track_caller]
     pub fn from_fn<E: Element>(shape: &[usize], f: impl FnMut(usize) -> E) -> Tensor {
         let mut out = Tensor::empty(E::DTYPE, shape);
@@ -212,6 +227,9 @@ impl Tensor {
 
     /// The elements in row-major order, to be written; copies them first when another tensor shares the storage or
     /// the view is not contiguous.
+    ///
+    /// # Panics
+    /// When `E` is not the dtype.
     #[track_caller]
     pub fn make_mut<E: Element>(&mut self) -> &mut [E] {
         if !self.is_unique() || !self.is_contiguous() {
@@ -221,6 +239,9 @@ impl Tensor {
     }
 
     /// The elements in row-major order, as a vector.
+    ///
+    /// # Panics
+    /// When `E` is not the dtype.
     #[track_caller]
     pub fn to_vec<E: Element>(&self) -> Vec<E> {
         self.check_type::<E>();

@@ -158,6 +158,7 @@ pub fn parallel_for(items: usize, cost: usize, f: impl Fn(usize) + Sync + Send) 
 }
 
 /// `f(i)` for `i` in `0..items`, collected in index order: the building block of reductions in a fixed order.
+#[expect(clippy::missing_panics_doc, reason = "every slot is filled before it is taken")]
 pub fn parallel_map<R: Send>(items: usize, cost: usize, f: impl Fn(usize) -> R + Sync + Send) -> Vec<R> {
     let mut slots: Vec<Option<R>> = Vec::new();
     slots.resize_with(items, || None);

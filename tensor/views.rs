@@ -68,6 +68,9 @@ impl Tensor {
     }
 
     /// Swaps two axes.
+    ///
+    /// # Panics
+    /// When there is no such axis.
     #[track_caller]
     pub fn transpose(&self, a: usize, b: usize) -> Tensor {
         let (mut shape, mut strides) = (self.shape, self.strides);
@@ -78,6 +81,9 @@ impl Tensor {
     }
 
     /// Reorders the axes: axis `i` of the result is axis `order[i]` of this tensor.
+    ///
+    /// # Panics
+    /// When `order` does not name every axis once.
     #[track_caller]
     pub fn permute(&self, order: &[usize]) -> Tensor {
         let mut seen = vec![false; self.rank()];
@@ -89,12 +95,18 @@ impl Tensor {
     }
 
     /// The part `start .. start + len` of an axis.
+    ///
+    /// # Panics
+    /// When the part reaches past the end of the axis, or there is no such axis.
     #[track_caller]
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Tensor {
         self.slice(axis, start, start.saturating_add(len), 1)
     }
 
     /// Every `step`-th index of an axis from `start` up to, not including, `end`.
+    ///
+    /// # Panics
+    /// When `start > end`, `end` is past the end of the axis, `step` is 0, or there is no such axis.
     #[track_caller]
     pub fn slice(&self, axis: usize, start: usize, end: usize, step: usize) -> Tensor {
         let size = self.dim(axis);
@@ -111,12 +123,18 @@ impl Tensor {
     }
 
     /// Axis `axis` at index `index`; the axis disappears.
+    ///
+    /// # Panics
+    /// When `index` is not below the size of the axis, or there is no such axis.
     #[track_caller]
     pub fn select(&self, axis: usize, index: usize) -> Tensor {
         self.narrow(axis, index, 1).squeeze(axis)
     }
 
     /// Repeats axes of size 1 (and new leading axes) to reach `shape`, without copying: their stride is 0.
+    ///
+    /// # Panics
+    /// When an axis would change a size other than 1, or `shape` has fewer axes.
     #[track_caller]
     pub fn expand(&self, shape: &[usize]) -> Tensor {
         let extra = shape.len().checked_sub(self.rank());
@@ -132,6 +150,9 @@ impl Tensor {
     }
 
     /// Removes an axis of size 1.
+    ///
+    /// # Panics
+    /// When the axis has another size, or there is none.
     #[track_caller]
     pub fn squeeze(&self, axis: usize) -> Tensor {
         assert!(self.dim(axis) == 1, "squeeze: axis {axis} of {:?} has not size 1", self.shape);
@@ -139,6 +160,9 @@ impl Tensor {
     }
 
     /// Inserts an axis of size 1 before axis `axis`.
+    ///
+    /// # Panics
+    /// When `axis` is more than the number of axes.
     #[track_caller]
     pub fn unsqueeze(&self, axis: usize) -> Tensor {
         assert!(axis <= self.rank(), "unsqueeze: position {axis} in {:?}", self.shape);

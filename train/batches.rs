@@ -106,14 +106,19 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Batches `[rows, seq + 1]` of `source` in the order of `seed`. Errors: rows or seq of 0; a text of fewer than
-    /// `seq + 1` tokens.
+    /// Batches `[rows, seq + 1]` of `source` in the order of `seed`.
+    ///
+    /// # Errors
+    /// When `rows` or `seq` is 0, or the text has fewer than `seq + 1` tokens.
     pub fn new(source: Source, rows: usize, seq: usize, seed: u64) -> Result<Batches> {
         Batches::for_rank(source, rows, seq, seed, 0, 1)
     }
 
     /// The share of `rank` out of `ranks`, each with `rows` rows a step: together they see what one rank with
-    /// `rows · ranks` rows sees. Errors as [`Batches::new`]; also `rank >= ranks`.
+    /// `rows · ranks` rows sees.
+    ///
+    /// # Errors
+    /// As [`Batches::new`], and when `rank >= ranks`.
     pub fn for_rank(source: Source, rows: usize, seq: usize, seed: u64, rank: usize, ranks: usize) -> Result<Batches> {
         check_shape(rows, seq)?;
         if rank >= ranks {
@@ -200,7 +205,8 @@ impl Validation {
     /// (at least one window). What remains after the last whole window is left out, except that a text shorter than
     /// one window gives one shorter window. For `math`, which is endless, `max_tokens` is needed.
     ///
-    /// Errors: rows or seq of 0; a text of fewer than 2 tokens; `math` without `max_tokens`.
+    /// # Errors
+    /// When `rows` or `seq` is 0, the text has fewer than 2 tokens, or `math` comes without `max_tokens`.
     pub fn new(source: Source, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
         check_shape(rows, seq)?;
         let limit = max_tokens.map(|n| (n / seq as u64).max(1));
@@ -449,8 +455,8 @@ mod tests {
     }
 
     #[test]
-    fn ranks_share_one_order_and_run_equally_many_steps() {
-        // case_36's rule: floor((N-1) / (B T R)).
+    fn case_19_ranks_share_one_order_and_run_equally_many_steps() {
+        // floor((N - 1) / (B T R))
         assert_eq!(steps_per_epoch(0, 2, 8, 3), 0);
         assert_eq!(steps_per_epoch(48, 2, 8, 3), 0);
         assert_eq!(steps_per_epoch(49, 2, 8, 3), 1);

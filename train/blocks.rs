@@ -51,6 +51,7 @@ impl BlockSampling {
     }
 
     /// The blocks of `rows` sequences of `len` tokens, each with its own: the rows of a run from number `first` on.
+    #[expect(clippy::missing_panics_doc, reason = "blocks are drawn ascending and in range")]
     pub fn draw(&self, rows: usize, len: usize, seed: u64, first: u64) -> BlockStarts {
         let rng = Rng::new(seed).fork("blocks");
         let row = |i: u64| self.row(len, &mut rng.fork(&(first + i).to_string()));

@@ -93,6 +93,7 @@ pub struct Energies {
 ///
 /// # Errors
 /// When the model has none, or an energy is not finite.
+#[expect(clippy::missing_panics_doc, reason = "the names are those of the blocks, a number and a half")]
 pub fn energies(model: &mut Model, windows: &Validation, steps: Option<usize>) -> Result<Vec<Energies>> {
     Steps { steps, tolerance: None }.apply(model)?;
     let mut traces = Vec::new();

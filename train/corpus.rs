@@ -62,7 +62,8 @@ impl Corpus {
     /// Opens a file of any extension, or all [`EXTENSIONS`] files below a folder, sorted by path. Hidden files and
     /// folders (leading dot) are passed over, links to folders are not followed, empty files add nothing.
     ///
-    /// Errors name the path: missing, unreadable, not a regular file, empty, a folder without text.
+    /// # Errors
+    /// When the path is missing, unreadable, no regular file, empty, or a folder without text; the sentence names it.
     pub fn open(path: impl AsRef<Path>) -> Result<Corpus> {
         let path = path.as_ref();
         Corpus::of_files(path, &files(path)?)
@@ -190,7 +191,8 @@ impl Corpus {
     /// Holds out the last `⌊len · val_fraction⌋` bytes for validation. Training keeps at least the `T+1` tokens of one
     /// window, at the cost of the validation part.
     ///
-    /// Errors: fewer than `T+1` tokens in all; a fraction outside `[0, 1)`.
+    /// # Errors
+    /// When there are fewer than `T+1` tokens in all, or the fraction is outside `[0, 1)`.
     pub fn split(&self, val_fraction: f64, seq: usize) -> Result<Split> {
         check_fraction(val_fraction)?;
         let (len, need) = (self.len(), seq as u64 + 1);

@@ -52,8 +52,11 @@ pub fn short_name(name: &str) -> Result<String> {
 
 impl Data {
     /// `math` is the built-in corpus (a file of that name is `./math`); a folder with a `meta.json` has prepared tokens in two
-    /// parts, whatever `val_fraction` says ([`Prepared::open`]); anything else is a path for [`Corpus::open`], split by [`Corpus::split`] for windows of `seq + 1` tokens. A folder of DeepMind Mathematics is split as its folders
-    /// say. Errors are those of these three.
+    /// parts, whatever `val_fraction` says ([`Prepared::open`]); anything else is a path for [`Corpus::open`], split by
+    /// [`Corpus::split`] for windows of `seq + 1` tokens. A folder of DeepMind Mathematics is split as its folders say.
+    ///
+    /// # Errors
+    /// Those of [`Prepared::open`], [`Corpus::open`] and [`Corpus::split`]; prepared tokens that are too few for a window.
     pub fn open(name: &str, val_fraction: f64, seq: usize) -> Result<Data> {
         if name == "math" {
             let text = |split| Source::Math(MathText::new(split));
@@ -124,8 +127,10 @@ impl Data {
         Ok(Data { name: name.into(), kind, train, val, marking: None, note, tokenizer, prepared })
     }
 
-    /// The error of a model with another vocabulary or tokenizer than these data's: `whose` is the model, `name` and `vocab`
-    /// are its tokenizer's.
+    /// Whether a model has these data's tokenizer: `whose` is the model, `name` and `vocab` are its tokenizer's.
+    ///
+    /// # Errors
+    /// When the tokenizer or the size of the vocabulary is another one; the sentence names both.
     pub fn check_tokenizer(&self, whose: &str, name: &str, vocab: usize) -> Result<()> {
         let ours = &self.tokenizer;
         // Bytes with and without an end are told apart by their vocabularies alone.
@@ -141,17 +146,26 @@ impl Data {
     }
 
     /// Training batches; see [`Batches::new`].
+    ///
+    /// # Errors
+    /// As [`Batches::new`].
     pub fn batches(&self, rows: usize, seq: usize, seed: u64) -> Result<Batches> {
         Batches::new(self.train.clone(), rows, seq, seed)
     }
 
     /// Validation windows, at most `max_tokens` target tokens ([`MATH_VAL_TOKENS`] on `math` if `None`); `None` if
     /// there is nothing to validate on. See [`Validation::new`].
+    ///
+    /// # Errors
+    /// As [`Validation::new`].
     pub fn validation(&self, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Option<Validation>> {
         self.val.as_ref().map(|val| self.windows(val, rows, seq, max_tokens)).transpose()
     }
 
     /// As [`Data::validation`], on what is trained on.
+    ///
+    /// # Errors
+    /// As [`Validation::new`].
     pub fn training_windows(&self, rows: usize, seq: usize, max_tokens: Option<u64>) -> Result<Validation> {
         self.windows(&self.train, rows, seq, max_tokens)
     }

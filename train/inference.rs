@@ -37,6 +37,7 @@ pub struct Row {
 /// # Errors
 /// When there is no such model, sizes do not fit, there is nothing to measure, or a cache does not hold what the
 /// accounting says.
+#[expect(clippy::missing_panics_doc, reason = "a row was just added")]
 pub fn measure(
     settings: &Settings,
     models: &[String],

@@ -63,6 +63,9 @@ pub struct Writer {
 
 impl Writer {
     /// Starts a new log; an existing file is an error, never overwritten.
+    ///
+    /// # Errors
+    /// When the file is there already, or cannot be written.
     pub fn create(path: impl AsRef<Path>) -> Result<Writer> {
         let path = path.as_ref();
         let file = File::options()
@@ -75,6 +78,9 @@ impl Writer {
     }
 
     /// Goes on with a log (or starts it), after removing a last line that was cut.
+    ///
+    /// # Errors
+    /// When it is no regular file, or cannot be read or written.
     pub fn append(path: impl AsRef<Path>) -> Result<Writer> {
         let path = path.as_ref();
         check_regular(path)?;
@@ -97,6 +103,9 @@ impl Writer {
 
     /// Drops all records but those that `keep` holds; the file is replaced whole or not at all, and only if it changes. Gives
     /// the number of those left that `count` holds.
+    ///
+    /// # Errors
+    /// As [`read`] and [`replace`].
     pub fn retain(&mut self, keep: impl Fn(&Record) -> bool, count: impl Fn(&Record) -> bool) -> Result<u64> {
         if !self.path.exists() {
             return Ok(0);
@@ -111,6 +120,9 @@ impl Writer {
     }
 
     /// Returns when everything written is on the disk: what is saved after it may count on it.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
     pub fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| Error::io("write the log", &self.path, e))
     }
@@ -130,6 +142,9 @@ impl Writer {
     }
 
     /// Adds one line and hands it to the system before it returns.
+    ///
+    /// # Errors
+    /// When the line cannot be written, or a log that was removed cannot be made again.
     pub fn write(&mut self, record: &Record) -> Result<()> {
         if !self.path.exists() {
             self.restore().map_err(|e| Error::io("restore the log, which was removed,", &self.path, e))?;
@@ -142,6 +157,9 @@ impl Writer {
 }
 
 /// Replaces the log at `path` by one of these records, whole or not at all.
+///
+/// # Errors
+/// When it cannot be written; the old log is then still there.
 pub fn replace(path: &Path, records: &[Record]) -> Result<()> {
     let mut text = String::new();
     for record in records {
@@ -176,8 +194,10 @@ pub fn of_run(path: &Path) -> Result<PathBuf> {
     }))
 }
 
-/// Reads a whole log. A last line without its end that does not parse is passed over; any other line that does not
-/// parse is an error which names the file, the line and the reason.
+/// Reads a whole log. A last line without its end that does not parse is passed over.
+///
+/// # Errors
+/// When it cannot be read, or any other line does not parse: names the file, the line and the reason.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
     check_regular(path)?;

@@ -83,7 +83,10 @@ pub fn modules() -> Vec<&'static str> {
     all().map(|m| m.name).collect()
 }
 
-/// Question `index` of a module under `seed`. Error: a module that does not exist, with the nearest that does.
+/// Question `index` of a module under `seed`.
+///
+/// # Errors
+/// When there is no such module: names the nearest that there is.
 pub fn pair(seed: u64, split: SplitName, module: &str, index: u64) -> Result<Pair> {
     find(module).map(|m| make(seed, split, m, index))
 }
@@ -166,7 +169,10 @@ impl MathText {
         MathText { split, modules: modules() }
     }
 
-    /// Only the named modules, evenly mixed. Error: none, or one that does not exist.
+    /// Only the named modules, evenly mixed.
+    ///
+    /// # Errors
+    /// When none is named, or one that does not exist.
     pub fn only(split: SplitName, names: &[&str]) -> Result<MathText> {
         if names.is_empty() {
             return Err(Error::new("no math module is named; expected at least one"));
@@ -181,6 +187,7 @@ impl MathText {
     }
 
     /// Pair `index` of the text, and its module.
+    #[expect(clippy::missing_panics_doc, reason = "names are checked when the text is made")]
     pub fn pair(&self, seed: u64, index: u64) -> (&'static str, Pair) {
         let mut draw = Draw::new([seed, hash(b"which module"), index, self.split as u64]);
         let name = *draw.pick(&self.modules);

@@ -299,8 +299,19 @@ pub fn evaluate(model: &Model, validation: &Validation, mut progress: impl FnMut
 
 #[cfg(test)]
 mod tests {
-    use super::usable;
-    use kumiki_tensor::Tensor;
+    use super::*;
+    use crate::data::Data;
+    use crate::settings::Settings;
+
+    const SEQ: usize = 24;
+
+    fn settings() -> Settings {
+        Settings { seq: SEQ, ..Settings::preset("nano").unwrap() }
+    }
+
+    fn model(name: &str) -> Model {
+        Model::new(&settings().model(name, 256).unwrap(), 1, DType::F64).unwrap()
+    }
 
     #[test]
     fn numbers_that_norms_cannot_square_are_of_no_use() {
@@ -308,5 +319,85 @@ mod tests {
             assert_eq!(usable(&Tensor::from_slice(&[0.0, x], &[2])), good, "{x}");
         }
         assert!(usable(&Tensor::from_slice(&[1e150f64], &[1])) && !usable(&Tensor::from_slice(&[1e160f64], &[1])));
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() < 1e-10 * b.abs()
+    }
+
+    #[test]
+    fn case_19_however_rows_are_cut_into_batches_a_token_counts_the_same() {
+        let data = Data::open("math", 0.1, SEQ).unwrap();
+        for name in ["tango", "double", "encoder-decoder"] {
+            let step = |rows: usize, accumulate: usize| {
+                let config = StepConfig { accumulate, ..settings().step_config().unwrap() };
+                let mut trainer = Trainer::new(model(name), config, data.batches(rows, SEQ, 3).unwrap(), 1).unwrap();
+                trainer.step().unwrap();
+                trainer.step().unwrap()
+            };
+            let whole = step(6, 1);
+            for (rows, accumulate) in [(3, 2), (2, 3), (1, 6)] {
+                let cut = step(rows, accumulate);
+                assert!(
+                    close(cut.loss, whole.loss) && close(cut.grad_norm, whole.grad_norm),
+                    "{name}: {cut:?} {whole:?}"
+                );
+                assert_eq!(cut.tokens, whole.tokens);
+            }
+            // A last batch of one row beside one of four would count four times as much in a mean of means.
+            let found = |rows: usize| {
+                let windows = data.validation(rows, SEQ, Some(5 * SEQ as u64)).unwrap().unwrap();
+                evaluate(&model(name), &windows, |_| ()).unwrap()
+            };
+            let whole = found(5);
+            for rows in [1, 2, 3, 4] {
+                let cut = found(rows);
+                assert!(close(cut.nll, whole.nll) && close(cut.second_half, whole.second_half), "{name} {rows}");
+                let classes = cut.classes.iter().flatten().zip(whole.classes.iter().flatten());
+                assert!(classes.clone().all(|(a, b)| close(a.0, b.0) && a.1 == b.1), "{name} {rows}");
+                assert_eq!(classes.count(), usize::from(whole.of_text), "the answers, where targets are the text");
+            }
+        }
+    }
+
+    #[test]
+    fn case_32_gradients_that_are_no_numbers_are_named_and_move_nothing() {
+        let mut model = model("tango");
+        let batch = Data::open("math", 0.1, SEQ).unwrap().batches(2, SEQ, 3).unwrap().get(0);
+        let mut grads = {
+            let lesson = Lesson::new(&model, &BlockSampling::RandomUniform, &batch, 1, 0);
+            let tape = Tape::new();
+            let sum = lesson.loss_sum(&model, &tape);
+            tape.backward(&sum)
+        };
+        let values = |model: &Model| model.params().iter().map(|(_, p)| p.value().to_f64_vec()).collect::<Vec<_>>();
+        let before = values(&model);
+        let (config, mut adam) = (settings().step_config().unwrap(), AdamW::default());
+        let (name, param) = model.params().last().map(|(name, param)| (name.clone(), (*param).clone())).unwrap();
+        let mut tried = |config: StepConfig, loss: f64, grads: &mut Gradients| {
+            let said = update(&mut model, &mut adam, &config, 7, loss, grads);
+            (said.map_err(|e| e.to_string()), values(&model) == before)
+        };
+        for clip in [-1.0, 0.0, f64::NAN] {
+            let (said, same) = tried(StepConfig { clip, ..config }, 1.0, &mut grads);
+            assert!(said.unwrap_err().contains("step 7: the largest gradient norm must be positive") && same);
+        }
+        let (said, same) = tried(config, f64::NAN, &mut grads);
+        assert!(said.unwrap_err().contains("the loss of step 7 is NaN") && same);
+        let good = grads.of(&param).unwrap().clone();
+        let mut bad = good.clone();
+        bad.make_mut::<f64>()[0] = f64::NAN;
+        grads.set(&param, bad);
+        let (said, same) = tried(config, 1.0, &mut grads);
+        let said = said.unwrap_err();
+        assert!(
+            said.contains(&format!("step 7: the gradient of `{name}`")) && said.contains("NaN at element 0"),
+            "{said}"
+        );
+        assert!(same, "parameters must be as they were");
+        // Nothing of the failed steps is left in the optimiser either: the next one is the first.
+        grads.set(&param, good);
+        let (said, same) = tried(config, 1.0, &mut grads);
+        assert!(said.is_ok() && !same && adam.steps() == 1);
     }
 }

@@ -94,4 +94,18 @@ fn case_36_too_little_text() {
         let file = dir.file("a.txt", text);
         fail(1, &["data", "prepare", &file, "--out", &dir.path("out")], &["a.txt", what]);
     }
+    // With the end of the text: T tokens, and one more, for sequences of T = 32.
+    for bytes in [31, 32] {
+        let (file, out, run) = (dir.file("b.txt", "x".repeat(bytes)), dir.path("tokens"), dir.path("run"));
+        succeed(&["data", "prepare", &file, "--out", &out, "--val-fraction", "0", "--replace"]);
+        let quick = ["train", "--model", "tango", "--preset", "nano", "--steps", "1", "--seq", "32"];
+        let train = [&quick[..], &["--val-fraction", "0", "--data", &out, "--out", &run]].concat();
+        if bytes == 31 {
+            fail(1, &train, &["32 tokens to train on found, 33 needed"]);
+            assert!(!exists(&run), "nothing may be left of a run that could not start");
+        } else {
+            succeed(&train);
+            assert_eq!(json(&format!("{run}/results.json"))["finished"], true);
+        }
+    }
 }

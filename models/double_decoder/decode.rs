@@ -73,6 +73,7 @@ impl DoubleDecoder {
     ///
     /// # Errors
     /// When there is no prompt, one is empty, a token is out of range, or `block_len` is 0.
+    #[expect(clippy::missing_panics_doc, reason = "the prompts were checked to hold a token")]
     pub fn start(&self, prompts: &[Vec<i64>], block_len: usize) -> Result<(DoubleCache, Tensor)> {
         self.check(prompts, block_len)?;
         let mut cache = DoubleCache { rows: vec![], block_len };
@@ -90,6 +91,7 @@ impl DoubleDecoder {
     ///
     /// # Errors
     /// As [`DoubleDecoder::start`], and when the latents `[1, T, D]` are not of this width or not of these tokens' number.
+    #[expect(clippy::missing_panics_doc, reason = "the prompts were checked to hold a token")]
     pub fn start_after(
         &self,
         text: &[i64],

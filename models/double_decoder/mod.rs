@@ -214,6 +214,9 @@ impl DoubleDecoder {
     }
 
     /// Tokens `[B, T]` in blocks to what the head reads, the normed last hidden state `[B, T, D]`.
+    ///
+    /// # Panics
+    /// When the tokens are not `[B, T]`, a token is out of range, or the blocks are of another number of rows or of tokens.
     #[track_caller]
     pub fn hidden(&self, tape: &Tape, tokens: &Tensor, blocks: &BlockStarts) -> Var {
         assert!(tokens.rank() == 2, "double decoder: tokens must be [B, T], got {:?}", tokens.shape());

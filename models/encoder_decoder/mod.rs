@@ -246,6 +246,9 @@ impl EncoderDecoder {
     }
 
     /// Tokens `[B, T]` to latents `[B, T, D]`; those whose `mask` `[B, T]` is 0 are seen by nobody.
+    ///
+    /// # Panics
+    /// When the tokens are not `[B, T]`, a token is out of range, or the mask has another shape.
     #[track_caller]
     pub fn encode(&self, tape: &Tape, tokens: &Tensor, mask: Option<&Tensor>) -> Var {
         assert!(tokens.rank() == 2, "encoder-decoder: tokens must be [B, T], got {:?}", tokens.shape());

@@ -11,6 +11,7 @@
 //! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]). A single query,
 //! as in decoding, has no lanes to share: `single` goes key by key.
 //! Tasks are cut by shape, and no sum depends on which task ran first.
+//! Source: Dao et al., FlashAttention, arXiv 2205.14135, for tiles with running maxima and sums.
 
 mod backward;
 mod forward;

@@ -121,6 +121,9 @@ pub fn map_unary_inplace<E: Real, F: Unary<E>>(f: &F, x: &mut [E]) {
 }
 
 /// `out[i] = f(x[i], y[i])`.
+///
+/// # Panics
+/// When the slices are not of one length.
 #[track_caller]
 pub fn map_binary<E: Real, F: Binary<E>>(f: &F, x: &[E], y: &[E], out: &mut [E]) {
     same_length("map_binary", out.len(), &[x.len(), y.len()]);
@@ -129,6 +132,9 @@ pub fn map_binary<E: Real, F: Binary<E>>(f: &F, x: &[E], y: &[E], out: &mut [E])
 }
 
 /// `x[i] = f(x[i], y[i])`.
+///
+/// # Panics
+/// When the slices are not of one length.
 #[track_caller]
 pub fn map_binary_inplace<E: Real, F: Binary<E>>(f: &F, x: &mut [E], y: &[E]) {
     same_length("map_binary_inplace", x.len(), &[y.len()]);
@@ -139,6 +145,9 @@ pub fn map_binary_inplace<E: Real, F: Binary<E>>(f: &F, x: &mut [E], y: &[E]) {
 }
 
 /// `out[i] = f(x[i], y[i], z[i])`.
+///
+/// # Panics
+/// When the slices are not of one length.
 #[track_caller]
 pub fn map_ternary<E: Real, F: Ternary<E>>(f: &F, x: &[E], y: &[E], z: &[E], out: &mut [E]) {
     same_length("map_ternary", out.len(), &[x.len(), y.len(), z.len()]);
@@ -147,6 +156,9 @@ pub fn map_ternary<E: Real, F: Ternary<E>>(f: &F, x: &[E], y: &[E], z: &[E], out
 }
 
 /// `x[i] = f(x[i], y[i], z[i])`.
+///
+/// # Panics
+/// When the slices are not of one length.
 #[track_caller]
 pub fn map_ternary_inplace<E: Real, F: Ternary<E>>(f: &F, x: &mut [E], y: &[E], z: &[E]) {
     same_length("map_ternary_inplace", x.len(), &[y.len(), z.len()]);

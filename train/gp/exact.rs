@@ -10,6 +10,7 @@
 //! ```
 //!
 //! `O(n³/6)` for all `n` predictions, instead of a system of its own for each.
+//! Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2.
 
 use super::cholesky::Cholesky;
 use super::functions::Function;
@@ -47,6 +48,7 @@ impl<'a> Exact<'a> {
     }
 
     /// The distribution of every *observation* given those before it: noise is in its deviation.
+    #[expect(clippy::missing_panics_doc, reason = "a row of the factor ends with its diagonal")]
     pub fn one_step(&self) -> Vec<Prediction> {
         let of = |t: usize| {
             let (sd, before) = self.factor.row(t).split_last().expect("a row ends with its diagonal");

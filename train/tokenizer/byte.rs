@@ -15,7 +15,10 @@ impl ByteTokenizer {
         bytes.iter().map(|&b| i64::from(b)).collect()
     }
 
-    /// The exact bytes that `encode` was given. An id outside 0..=255 is an error that names it and its place.
+    /// The exact bytes that `encode` was given.
+    ///
+    /// # Errors
+    /// When an id is outside 0..=255: names it and its place.
     pub fn decode(&self, ids: &[i64]) -> Result<Vec<u8>> {
         ids.iter()
             .enumerate()

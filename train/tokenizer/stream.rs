@@ -33,7 +33,10 @@ impl StreamDecoder {
         self.drain()
     }
 
-    /// Takes one token id; an id outside 0..=255 is an error and changes nothing.
+    /// Takes one token id.
+    ///
+    /// # Errors
+    /// When the id is outside 0..=255; nothing has changed then.
     pub fn push_id(&mut self, id: i64) -> Result<String> {
         let byte = u8::try_from(id).map_err(|_| Error::new(format!("token id {id}: a byte token lies in 0..=255")))?;
         Ok(self.push(byte))
