@@ -5,6 +5,7 @@ mod bench;
 mod cem;
 mod checkpoint;
 mod compare;
+mod config;
 mod data;
 mod data_progress;
 mod eval;
@@ -28,6 +29,7 @@ mod run;
 mod scaling;
 mod scaling_fit;
 mod scaling_run;
+mod sources;
 mod table;
 mod train;
 mod writing;
@@ -91,6 +93,8 @@ enum Command {
     Train(train::Args),
     Ablate(ablate::Args),
     #[command(subcommand)]
+    Config(config::Command),
+    #[command(subcommand)]
     Data(data::Command),
     Gp(gp::Args),
     Eval(eval::Args),
@@ -127,6 +131,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Ablate(args) => args.run(),
+        Command::Config(command) => command.run(),
         Command::Data(command) => command.run(),
         Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),

@@ -39,6 +39,7 @@ pub mod objective;
 pub mod plot;
 pub mod prefix;
 pub mod prepare;
+pub mod presets;
 #[cfg(feature = "report")]
 pub mod report;
 mod resume;
