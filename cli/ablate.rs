@@ -86,7 +86,7 @@ impl Args {
         let out = self.options.folder()?;
         let out = out.unwrap_or_else(|| PathBuf::from(format!("runs/ablate-{}-{preset}-{}", self.part, settings.seed)));
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        let Some(results) = crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?)? else {
+        let Some(results) = crate::run::run(plan, &out, &self.options)? else {
             return Ok(());
         };
         ablation::draw(&results, &out)?;

@@ -94,6 +94,6 @@ impl Args {
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));
         let out = self.options.folder()?.unwrap_or_else(default);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
+        crate::run::run(plan, &out, &self.options).map(drop)
     }
 }

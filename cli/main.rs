@@ -68,6 +68,7 @@ Examples:
   kumiki compare tango --data book.txt   on a text of yours
   kumiki data prepare books/ --out books-bytes
                                          many texts as tokens, for --data books-bytes
+  kumiki config show --preset small      all settings, as a file for --config
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki report runs/mine runs/other     runs as a page with curves and tables
   kumiki gp                              functions inferred from their points

@@ -29,6 +29,12 @@ pub struct RunOptions {
     /// What is not given is as it was; settings that are given must be the same.
     #[arg(long, value_name = "DIR", num_args = 0..=1, conflicts_with = "restart")]
     resume: Option<Option<PathBuf>>,
+    /// Write event files for TensorBoard as it trains, in DIR/events, a folder for every model
+    ///
+    /// `tensorboard --logdir DIR` shows them. A run that goes on and has some goes on with them.
+    #[cfg(feature = "report")]
+    #[arg(long)]
+    pub tensorboard: bool,
     /// Stop after this step of the model in training; --resume goes on
     #[arg(long, value_name = "N", help_heading = "Saves", allow_negative_numbers = true)]
     stop_after: Option<u64>,

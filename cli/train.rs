@@ -50,6 +50,6 @@ impl Args {
         let out = self.options.folder()?.unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
+        crate::run::run(plan, &out, &self.options).map(drop)
     }
 }

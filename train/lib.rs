@@ -58,6 +58,7 @@ pub mod tensorboard;
 pub mod tokenizer;
 pub mod trainer;
 pub mod training;
+pub mod validation;
 mod variants;
 mod xxh64;
 pub mod zoo;

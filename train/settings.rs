@@ -9,8 +9,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-pub use crate::presets::PRESETS;
 use crate::presets;
+pub use crate::presets::PRESETS;
 use crate::suggest::unknown;
 use crate::trainer::StepConfig;
 use crate::zoo::Suite;

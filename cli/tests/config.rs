@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Scratch, fail, json, succeed};
+use common::{Scratch, exists, fail, json, succeed};
 
 /// What `config show` prints, without where it is from.
 fn settings(args: &[&str]) -> Vec<String> {
@@ -41,7 +41,11 @@ fn what_is_printed_gives_the_same_settings_again() {
         let again = succeed(&["config", "show", "--config", &file]).out;
         assert!(again.lines().all(|line| line.ends_with(&format!("# {file}"))), "{again}");
     }
-    fail(1, &["config", "show", "--seed", "18446744073709551615"], &["cannot be written as TOML", "give it with --seed"]);
+    fail(
+        1,
+        &["config", "show", "--seed", "18446744073709551615"],
+        &["cannot be written as TOML", "give it with --seed"],
+    );
 }
 
 #[test]
@@ -90,8 +94,11 @@ fn every_value_says_where_it_is_from() {
 fn a_run_that_goes_on_keeps_its_settings_though_its_preset_is_named_again() {
     let dir = Scratch::new();
     let run = dir.path("run");
+    assert!(!exists(&run));
     let base = ["train", "--model", "tango", "--preset", "nano", "--out", &run];
-    succeed(&[&base[..], &["--steps", "3", "--seq", "32", "--batch", "2", "--lr", "1e-4", "--stop-after", "1"]].concat());
+    succeed(
+        &[&base[..], &["--steps", "3", "--seq", "32", "--batch", "2", "--lr", "1e-4", "--stop-after", "1"]].concat(),
+    );
     let shown = succeed(&["config", "show", "--resume", &run]).out;
     assert!(shown.contains("model = \"tango\"") && shown.lines().all(|l| l.ends_with(&format!("# run folder {run}"))));
     assert_eq!(of(&["--resume", &run, "--preset", "nano"], "lr"), format!("lr = 0.0001 # run folder {run}"));

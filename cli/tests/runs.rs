@@ -189,9 +189,8 @@ fn help_teaches() {
 
 /// As with `--prompt` alone, each before the next is read.
 fn lines_are_answered_as_they_come(checkpoint: &str) {
-    let alone = |prompt: &str| {
-        succeed(&["generate", "--checkpoint", checkpoint, "--prompt", prompt, "--tokens", "12"]).out
-    };
+    let alone =
+        |prompt: &str| succeed(&["generate", "--checkpoint", checkpoint, "--prompt", prompt, "--tokens", "12"]).out;
     let start = |more: &[&str]| {
         let base = ["generate", "--checkpoint", checkpoint, "--stdin", "--tokens", "12"];
         let mut command = kumiki(&base.iter().chain(more).copied().collect::<Vec<_>>());
@@ -221,7 +220,10 @@ fn lines_are_answered_as_they_come(checkpoint: &str) {
     let objects: Vec<serde_json::Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.len(), 2, "{}", said.out);
     for (object, prompt) in objects.iter().zip(["What \"is\" 1?", "1 + 1"]) {
-        assert_eq!((&object["prompt"], &object["tokens"], &object["ended"]), (&prompt.into(), &12.into(), &false.into()));
+        assert_eq!(
+            (&object["prompt"], &object["tokens"], &object["ended"]),
+            (&prompt.into(), &12.into(), &false.into())
+        );
         assert_eq!(format!("{prompt}{}\n", object["text"].as_str().unwrap()), alone(prompt));
     }
 
