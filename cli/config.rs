@@ -56,7 +56,7 @@ pub struct Show {
 impl Show {
     fn run(self) -> Result<()> {
         let old = match &self.resume {
-            Some(folder) => Some((folder.as_path(), Plan::of_run(folder, "")?)),
+            Some(folder) => Some((folder.as_path(), Plan::of_any_run(folder)?)),
             None => None,
         };
         let suite = self.suite.as_deref().map(Suite::named).transpose()?;

@@ -29,6 +29,7 @@ mod run;
 mod scaling;
 mod scaling_fit;
 mod scaling_run;
+mod setting_options;
 mod sources;
 mod table;
 mod train;

@@ -227,7 +227,8 @@ impl Old {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// What the user should know: how much is done, what starts again (what goes on says so when its save has been read), and whether the machine is another.
+    /// What the user should know: how much is done, what starts again, and whether the machine is another. What goes on says so
+    /// itself, when its save has been read.
     pub(crate) fn notes(&self, plan: &Plan) -> Result<Vec<String>> {
         let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
         let all = plan.cells();

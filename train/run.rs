@@ -26,6 +26,7 @@ use crate::batches::Source;
 use crate::compare::{Event, ModelResult, unigram_entropy};
 use crate::data::{Data, short_name, vocab_of};
 use crate::folder::{self, Found, LOCK, LOG, Lock, RESULTS};
+use crate::grid::run::EXPERIMENT;
 use crate::kinds::Kind;
 use crate::log::Writer;
 use crate::memory;
@@ -88,7 +89,21 @@ impl Plan {
     /// # Errors
     /// When there is no such run, or its results are damaged.
     pub fn of_run(folder: &Path, experiment: &str) -> Result<Plan> {
-        let results: Results = resume::results_of(folder, |found| found.starts_with(experiment), experiment.trim())?;
+        Plan::found(folder, |found| found.starts_with(experiment), experiment.trim())
+    }
+
+    /// As [`Plan::of_run`], of whatever command trains models on corpora.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_any_run(folder: &Path) -> Result<Plan> {
+        let commands = ["train", "compare", "ablate", EXPERIMENT];
+        let wanted = |found: &str| commands.contains(&found.split(' ').next().unwrap_or_default());
+        Plan::found(folder, wanted, &commands.join("`, `"))
+    }
+
+    fn found(folder: &Path, wanted: impl Fn(&str) -> bool, experiment: &str) -> Result<Plan> {
+        let results: Results = resume::results_of(folder, wanted, experiment)?;
         match results.plan.models.is_empty() {
             false => Ok(results.plan),
             true => Err(resume::unusable(&folder.join(RESULTS), &"it names no model")),

@@ -42,8 +42,8 @@ struct Case {
 }
 
 /// Measures every model at every length `rounds` times after a round that warms up, in turns: what the machine does
-/// meanwhile hits all alike. Models have `vocab` tokens. A turn has as many steps of one sequence as make the tokens of the longest. `said` hears of
-/// the seconds of every turn.
+/// meanwhile hits all alike. Models have `vocab` tokens. A turn has as many steps of one sequence as make the tokens of the
+/// longest. `said` hears of the seconds of every turn.
 ///
 /// # Errors
 /// When there is no such model, sizes do not fit, the memory cannot do, or there is nothing to measure.

@@ -110,6 +110,9 @@ fn a_run_that_goes_on_keeps_its_settings_though_its_preset_is_named_again() {
     succeed(&["train", "--resume", &run, "--preset", "nano"]);
     let results = json(&dir.path("run/results.json"));
     assert_eq!((&results["finished"], &results["settings"]["steps"]), (&true.into(), &3.into()));
+    let gp = dir.file("gp/results.json", "{\"finished\": true, \"experiment\": \"gp\"}");
+    let gp = gp.strip_suffix("/results.json").unwrap();
+    fail(1, &["config", "show", "--resume", gp], &["must be `train`, `compare`, `ablate`, `scaling`, found `gp`"]);
     // What it printed is a configuration of the same run.
     let (printed, again) = (dir.file("printed.toml", shown), dir.path("again"));
     succeed(&["train", "--config", &printed, "--out", &again]);

@@ -52,10 +52,10 @@ fn a_vocabulary_of_ones_own_from_learning_to_writing() {
     let tokenizer = results["data"][0]["tokenizer"].as_str().unwrap();
     assert!(tokenizer.starts_with("own@") && results["data"][0]["vocab"] == 300, "{results}");
     // Another vocabulary is no place to begin from, and both are named.
-    let bytes = dir.path("bytes");
+    let (bytes, begun) = (dir.path("bytes"), dir.path("begun"));
     let said = succeed(&[&train[..], &[&book, "--out", &bytes]].concat());
     assert!(said.out.contains("NLL in nats per byte") && said.out.contains("entropy of single bytes"), "{}", said.out);
-    let begin = [&train[..], &[&out, "--out", "none", "--init-from", &bytes]].concat();
+    let begin = [&train[..], &[&out, "--out", &begun, "--init-from", &bytes]].concat();
     fail(
         1,
         &begin,
