@@ -10,8 +10,9 @@ use kumiki_train::settings::LARGEST;
 use kumiki_train::zoo::{Suite, variant_name};
 use kumiki_train::{Error, Result};
 
-use crate::options::{Resolved, RunOptions, Several};
+use crate::options::RunOptions;
 use crate::output::line;
+use crate::sources::{Resolved, Several};
 
 /// Train one architecture with parts of it exchanged, under equal conditions
 ///
@@ -48,8 +49,9 @@ impl Args {
     pub fn run(self) -> Result<()> {
         let experiment = format!("ablate {}", self.part);
         let old = self.options.resumed(&experiment)?;
-        let resolved = self.options.resolve("models", Some(&self.several), old.as_ref(), |_| Suite::Tango)?;
-        let Resolved { preset, corpora, seeds, models: named, settings } = resolved;
+        let from = old.as_ref().map(|(folder, plan)| (folder.as_path(), plan));
+        let resolved = self.options.sources.resolve(&["models"], Some(&self.several), from, |_| Suite::Tango)?;
+        let Resolved { preset, corpora, seeds, models: named, settings, .. } = resolved;
         if named.is_some() && old.is_none() {
             return Err(Error::new("`models` in the configuration means nothing here; use --maps and --windows"));
         }
@@ -80,11 +82,11 @@ impl Args {
                 }
             }
         }
-        let models = old.filter(|_| self.maps.is_none() && given.is_none()).map_or(models, |old| old.models);
+        let models = old.filter(|_| self.maps.is_none() && given.is_none()).map_or(models, |(_, old)| old.models);
         let out = self.options.folder()?;
         let out = out.unwrap_or_else(|| PathBuf::from(format!("runs/ablate-{}-{preset}-{}", self.part, settings.seed)));
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        let Some(results) = crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?)? else {
+        let Some(results) = crate::run::run(plan, &out, &self.options)? else {
             return Ok(());
         };
         ablation::draw(&results, &out)?;

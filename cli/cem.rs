@@ -6,11 +6,11 @@ use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Subcommand};
 use kumiki::models::Model;
 use kumiki::tensor::DType;
-use kumiki_train::batches::Validation;
 use kumiki_train::cem::{self, Energies, Found, energies, losses};
 use kumiki_train::chart::{self, Line, Mark, Panel, Scale};
 use kumiki_train::data::Data;
 use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::validation::Validation;
 use kumiki_train::{Error, Result, checkpoint};
 use serde_json::json;
 
@@ -226,7 +226,7 @@ impl Steps {
             });
         }
         let panel = Panel {
-            title: format!("loss on {} (nats per byte)", short(&self.subject.data)),
+            title: format!("loss on {} (nats per token)", short(&self.subject.data)),
             x: "steps of a token in a descent, mean".into(),
             x_scale: Scale::Linear,
             scale: Scale::Linear,

@@ -7,7 +7,8 @@ use kumiki_train::Result;
 use kumiki_train::run::Plan;
 use kumiki_train::zoo::Suite;
 
-use crate::options::{Resolved, RunOptions, Several, model_name, preset_table};
+use crate::options::{RunOptions, model_name, preset_table};
+use crate::sources::{Resolved, Several};
 
 /// Train architectures side by side under equal conditions
 ///
@@ -84,14 +85,15 @@ impl Args {
         let suite = Suite::named(&self.experiment)?;
         let experiment = format!("compare {}", self.experiment);
         let old = self.options.resumed(&experiment)?;
-        let resolved = self.options.resolve("models", Some(&self.several), old.as_ref(), |_| suite)?;
-        let Resolved { preset, corpora, seeds, models, settings } = resolved;
+        let old = old.as_ref().map(|(folder, plan)| (folder.as_path(), plan));
+        let resolved = self.options.sources.resolve(&["models"], Some(&self.several), old, |_| suite)?;
+        let Resolved { preset, corpora, seeds, models, settings, .. } = resolved;
         let models =
             self.models.or(models).unwrap_or_else(|| suite.models().iter().map(|&name| name.to_owned()).collect());
         // Named after the first seed: more of them extend the same run.
         let default = || PathBuf::from(format!("runs/compare-{}-{preset}-{}", self.experiment, settings.seed));
         let out = self.options.folder()?.unwrap_or_else(default);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
+        crate::run::run(plan, &out, &self.options).map(drop)
     }
 }

@@ -13,6 +13,7 @@ use kumiki_train::{Error, Result};
 use serde_json::json;
 
 use crate::data_progress::{ByteProgress, peak_memory};
+use crate::interrupt;
 use crate::output::{self, line, remark};
 use crate::table::{duration, short, table, thousands};
 
@@ -93,12 +94,20 @@ impl Prepare {
             skip_bad: self.skip_bad,
             replace_invalid: self.replace_invalid,
             shard_tokens: SHARD_TOKENS,
+            stop: interrupt::stop_saying("stopping, and removing what is half written")?,
             threads: None,
         };
         let mut progress = ByteProgress::new("preparing");
         let done = prepare::prepare(&options, |at| progress.show(at));
         progress.clear();
-        let prepare::Report { meta, notes, bad } = done?;
+        let prepare::Report { meta, notes, bad } = match done {
+            // Asked for, so no failure: the exit code tells.
+            Err(e) if interrupt::is_asked() => {
+                remark(&e.to_string());
+                return Ok(());
+            }
+            done => done?,
+        };
         for what in &bad {
             remark(&format!("passed over: {what}"));
         }

@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use kumiki_train::chart::{self, Line, Panel, Scale};
 use kumiki_train::inference::{Row, measure};
 use kumiki_train::run::Machine;
-use kumiki_train::settings::{PRESETS, Settings};
+use kumiki_train::settings::{LARGEST, PRESETS, Settings};
 use kumiki_train::zoo::Suite;
 use kumiki_train::{Error, Result};
 use serde::Serialize;
@@ -43,6 +43,9 @@ pub struct Args {
     /// Sizes
     #[arg(long, default_value = "tiny", value_parser = PossibleValuesParser::new(PRESETS))]
     preset: String,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
+    vocab: usize,
     /// Tokens to decode after each prompt
     #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
     tokens: usize,
@@ -56,6 +59,14 @@ pub struct Args {
 
 /// The longest sequence: beyond it a mistake is likelier than a wish.
 const LONGEST: usize = 1 << 20;
+
+/// The size of a vocabulary, in range.
+pub fn checked_vocab(vocab: usize) -> Result<usize> {
+    match (1..=LARGEST).contains(&vocab) {
+        true => Ok(vocab),
+        false => Err(Error::new(format!("--vocab must be from 1 to {LARGEST}, found {vocab}"))),
+    }
+}
 
 /// Lengths for a measurement: at least one, each in range, sorted, none twice.
 pub fn lengths(seq: &[usize]) -> Result<Vec<usize>> {
@@ -111,7 +122,7 @@ impl Args {
         check_distinct(&names)?;
         in_pool(|| {
             let machine = Machine::here();
-            let rows = measure(&settings, &names, &seq, self.tokens, |row| {
+            let rows = measure(&settings, &names, checked_vocab(self.vocab)?, &seq, self.tokens, |row| {
                 remark(&format!(
                     "{} after {}: {:.3} ms a token",
                     row.model,

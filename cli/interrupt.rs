@@ -1,4 +1,4 @@
-//! Ctrl-C during a training: once to stop after the step, with everything saved; twice to stop at once.
+//! Ctrl-C during long work, a training say: once to stop after the step, with everything saved; twice to stop at once.
 
 use std::sync::OnceLock;
 
@@ -12,11 +12,19 @@ pub const CODE: u8 = 130;
 
 static STOP: OnceLock<Stop> = OnceLock::new();
 
-/// The wish that Ctrl-C, or a request to terminate, makes from now on.
+/// The wish that Ctrl-C, or a request to terminate, makes from now on, during a training.
 ///
 /// # Errors
 /// When the system does not let its signals be handled.
 pub fn stop() -> Result<Stop> {
+    stop_saying("stopping after this step; once more to stop at once, without saving it")
+}
+
+/// As [`stop`], of what says something else about it.
+///
+/// # Errors
+/// As [`stop`].
+pub fn stop_saying(what: &'static str) -> Result<Stop> {
     if let Some(stop) = STOP.get() {
         return Ok(stop.clone());
     }
@@ -27,7 +35,7 @@ pub fn stop() -> Result<Stop> {
             // Files are replaced whole or not at all, so that nothing can be half there.
             std::process::exit(i32::from(CODE));
         }
-        remark("\nstopping after this step; once more to stop at once, without saving it");
+        remark(&format!("\n{what}"));
     })
     .map_err(|e| Error::new(format!("cannot handle Ctrl-C: {e}")))?;
     Ok(STOP.get_or_init(|| stop).clone())

@@ -5,6 +5,7 @@ mod bench;
 mod cem;
 mod checkpoint;
 mod compare;
+mod config;
 mod data;
 mod data_progress;
 mod eval;
@@ -28,6 +29,8 @@ mod run;
 mod scaling;
 mod scaling_fit;
 mod scaling_run;
+mod setting_options;
+mod sources;
 mod table;
 mod train;
 mod writing;
@@ -66,6 +69,7 @@ Examples:
   kumiki compare tango --data book.txt   on a text of yours
   kumiki data prepare books/ --out books-bytes
                                          many texts as tokens, for --data books-bytes
+  kumiki config show --preset small      all settings, as a file for --config
   kumiki generate --checkpoint runs/compare-tango-tiny-0/tango --prompt 'What is 12 + 30?'
   kumiki report runs/mine runs/other     runs as a page with curves and tables
   kumiki gp                              functions inferred from their points
@@ -90,6 +94,8 @@ enum Command {
     Compare(compare::Args),
     Train(train::Args),
     Ablate(ablate::Args),
+    #[command(subcommand)]
+    Config(config::Command),
     #[command(subcommand)]
     Data(data::Command),
     Gp(gp::Args),
@@ -127,6 +133,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Compare(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Ablate(args) => args.run(),
+        Command::Config(command) => command.run(),
         Command::Data(command) => command.run(),
         Command::Gp(args) => args.run(),
         Command::Eval(args) => args.run(),

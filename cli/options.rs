@@ -1,37 +1,22 @@
-//! The options that `compare` and `train` share, and the configuration file: from them the settings of a run.
-//!
-//! What counts, last first: an option, the file, the preset.
+//! The options that `compare`, `train` and `ablate` share: what a run is asked for, where it is, how it is saved.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
-use kumiki::ops::FeatureMap;
 use kumiki_train::run::{Existing, Plan};
 use kumiki_train::settings::{PRESETS, Settings};
-use kumiki_train::suggest::unknown;
 use kumiki_train::training::Keeping;
-use kumiki_train::zoo::{self, CEM_WIDTHS, Suite};
+use kumiki_train::zoo::{self, Suite};
 use kumiki_train::{Error, Result};
-use serde::Serialize;
-use serde_json::{Map, Value};
 
 use crate::interrupt;
+use crate::sources::Sources;
 
 /// The options of a training run.
 #[derive(clap::Args)]
 pub struct RunOptions {
-    /// Sizes and budget to start from [default: tiny]
-    ///
-    /// nano: seconds; tiny: minutes on two cores; small: hours; paper: the paper's sizes, weeks.
-    #[arg(long, value_parser = PossibleValuesParser::new(PRESETS), hide_possible_values = false)]
-    pub preset: Option<String>,
-    /// A text file, a folder of texts (.txt .md .lean) or of tokens (`data prepare`), or `math`, which is generated [default: math]
-    ///
-    /// A folder with subfolders train* and interpolate whose files are all named AREA__MODULE.txt is DeepMind Mathematics:
-    /// trained on the former, validated on the latter.
-    #[arg(long, value_name = "PATH|math")]
-    pub data: Option<String>,
+    #[command(flatten)]
+    pub sources: Sources,
     /// Folder for the results, made if need be [default: in runs/, named after the run]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -44,6 +29,12 @@ pub struct RunOptions {
     /// What is not given is as it was; settings that are given must be the same.
     #[arg(long, value_name = "DIR", num_args = 0..=1, conflicts_with = "restart")]
     resume: Option<Option<PathBuf>>,
+    /// Write event files for TensorBoard as it trains, in DIR/events, a folder for every model
+    ///
+    /// `tensorboard --logdir DIR` shows them. A run that goes on and has some goes on with them.
+    #[cfg(feature = "report")]
+    #[arg(long)]
+    pub tensorboard: bool,
     /// Stop after this step of the model in training; --resume goes on
     #[arg(long, value_name = "N", help_heading = "Saves", allow_negative_numbers = true)]
     stop_after: Option<u64>,
@@ -53,152 +44,6 @@ pub struct RunOptions {
     /// Saves of a model that are kept, the newest
     #[arg(long, value_name = "N", help_heading = "Saves", default_value = "1")]
     keep: NonZeroUsize,
-    /// A TOML file with settings, named as the options below with `_` for `-`
-    #[arg(long, value_name = "FILE.toml")]
-    pub config: Option<PathBuf>,
-    #[command(flatten)]
-    settings: SettingOptions,
-}
-
-/// One option for every field of [`Settings`], under the same name. Values below 0 are let through, so that the answer is
-/// the range (of whole numbers: see `main.rs`); where they may be fractions as anything with a hyphen, for `-1e-3` is no
-/// number to clap.
-#[derive(clap::Args, Serialize)]
-struct SettingOptions {
-    /// Seed of initial values and batch order
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    seed: Option<u64>,
-
-    /// Model width D
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    d_model: Option<usize>,
-    /// Heads of TANGO and WANGO
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    heads: Option<usize>,
-    /// Key width of their heads
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    head_dim: Option<usize>,
-    /// Tokens that WANGO weighs one by one, W
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    window: Option<usize>,
-    /// WANGO's features for the tokens before
-    #[arg(long, value_parser = PossibleValuesParser::new(FeatureMap::ALL.map(FeatureMap::name)), help_heading = "Model")]
-    feature_map: Option<String>,
-    /// Heads of all other models with softmax attention: Transformer++, Llama and CEM, decoders, encoder-decoder
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    transformer_heads: Option<usize>,
-    /// Width of the queries and keys of GAU and FLASH, S
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    key_width: Option<usize>,
-    /// Tokens of FLASH's chunks, C
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    chunk: Option<usize>,
-    /// Which layers of CEM descend in their attention, `cem` or `plain`: one for all, or a list of L, separated by commas
-    #[arg(long, value_name = "KINDS", help_heading = "Model")]
-    cem_attention: Option<String>,
-    /// Which layers of CEM descend in their MLP, likewise
-    #[arg(long, value_name = "KINDS", help_heading = "Model")]
-    cem_mlp: Option<String>,
-    /// Feed-forward width of CEM: that of the Llama with --params parameters, or one of its own for as many
-    #[arg(long, value_parser = PossibleValuesParser::new(CEM_WIDTHS), help_heading = "Model")]
-    cem_width: Option<String>,
-    /// Of the L layers of double decoder and encoder-decoder, those of the context stack or the encoder; 0 for two thirds
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    context_layers: Option<usize>,
-    /// A file with lengths of prompts, whole numbers between white space: where `double-prompt_style` cuts
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
-    prompt_lengths: Option<String>,
-    /// A checkpoint whose parameters to begin with, instead of drawing them; the optimiser begins anew
-    #[arg(long, value_name = "PATH", help_heading = "Model")]
-    init_from: Option<String>,
-    /// Block applications L
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    blocks: Option<usize>,
-    /// Parameters of each model outside of the token table; widths are solved for it
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
-    params: Option<usize>,
-    /// Arithmetic: f32, or f64 for proofs
-    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "f64"]), help_heading = "Model")]
-    dtype: Option<String>,
-    /// Recompute blocks in the backward pass: less memory, more time
-    #[arg(long, value_name = "true|false", help_heading = "Model")]
-    checkpoint_activations: Option<bool>,
-
-    /// Optimiser steps
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
-    steps: Option<u64>,
-    /// Sequence length T, in tokens: bytes, unless --data is prepared otherwise
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
-    seq: Option<usize>,
-    /// Rows of a batch
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
-    batch: Option<usize>,
-    /// Batches per optimiser step
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Budget")]
-    accumulate: Option<usize>,
-
-    /// Highest learning rate
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
-    lr: Option<f64>,
-    /// Learning rate at the end, as a part of the highest
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
-    lr_floor: Option<f64>,
-    /// Steps of linear warm-up
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Optimiser")]
-    warmup: Option<u64>,
-    /// Course of the learning rate after the warm-up (wsd: constant, then a line over the last fifth)
-    #[arg(long, value_parser = PossibleValuesParser::new(["cosine", "linear", "wsd", "constant"]))]
-    #[arg(help_heading = "Optimiser")]
-    schedule: Option<String>,
-    /// Decay of matrices per step and unit of learning rate
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
-    weight_decay: Option<f64>,
-    /// μP: scale learning rates and logits by the width, as 1 at this width; 0 for no scaling
-    ///
-    /// What suits a model of this width then suits wider ones; see `kumiki mup check`.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Optimiser")]
-    mup_base_width: Option<usize>,
-    /// Largest global gradient norm
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
-    clip: Option<f64>,
-    /// Probability with which training leaves out elements of the embedded tokens and of what every layer adds
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Optimiser")]
-    dropout: Option<f64>,
-
-    /// Steps between evaluations; 0 for one at the end
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
-    eval_every: Option<u64>,
-    /// Held-out tokens of an evaluation
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Evaluation")]
-    eval_tokens: Option<u64>,
-    /// Part of a text, at its end, that is held out
-    #[arg(long, value_name = "X", allow_hyphen_values = true, help_heading = "Evaluation")]
-    val_fraction: Option<f64>,
-}
-
-/// What options and file together ask for.
-pub struct Resolved {
-    /// Name of the preset.
-    pub preset: String,
-    /// Paths or `math`.
-    pub corpora: Vec<String>,
-    /// One or more.
-    pub seeds: Vec<u64>,
-    /// Names of models from the file, under the key that was asked for.
-    pub models: Option<Vec<String>>,
-    /// Everything else; its seed is the first.
-    pub settings: Settings,
-}
-
-/// The options for several corpora and seeds.
-#[derive(clap::Args)]
-pub struct Several {
-    /// Several corpora, separated by commas, each as for --data (with a comma in its name: in --config)
-    #[arg(long, value_name = "A,B", value_delimiter = ',', conflicts_with = "data")]
-    corpora: Option<Vec<String>>,
-    /// Several seeds, separated by commas: every model is trained on every corpus with each
-    #[arg(long, value_name = "N,M", value_delimiter = ',', allow_negative_numbers = true, conflicts_with = "seed")]
-    seeds: Option<Vec<u64>>,
 }
 
 impl RunOptions {
@@ -228,86 +73,15 @@ impl RunOptions {
         Ok(Keeping { save_every, keep: keep.get(), stop_after, stop: interrupt::stop()? })
     }
 
-    /// The plan of the run that is to be gone on with, if its folder is named and has one.
-    pub fn resumed(&self, experiment: &str) -> Result<Option<Plan>> {
+    /// The run that is to be gone on with, if its folder is named and has one, and its plan.
+    pub fn resumed(&self, experiment: &str) -> Result<Option<(PathBuf, Plan)>> {
         match self.folder()? {
             Some(folder) if self.resume.is_some() && (self.out.is_none() || folder.join("results.json").is_file()) => {
-                Plan::of_run(&folder, experiment).map(Some)
+                let plan = Plan::of_run(&folder, experiment)?;
+                Ok(Some((folder, plan)))
             }
             _ => Ok(None),
         }
-    }
-
-    /// Reads the file, if any, and puts everything in its order. `models_key` is the file's key for the models; `several`
-    /// are the options of a command that takes several corpora and seeds; `suite` says whose presets are meant, given the
-    /// first model that the file names. Of a run that is gone on with, `old`, comes what neither names.
-    pub fn resolve(
-        &self,
-        models_key: &str,
-        several: Option<&Several>,
-        old: Option<&Plan>,
-        suite: impl Fn(Option<&str>) -> Suite,
-    ) -> Result<Resolved> {
-        let mut keys = vec!["preset", "data", models_key];
-        if several.is_some() {
-            keys.extend(["corpora", "seeds"]);
-        }
-        let path = self.config.as_deref();
-        let mut file = match path {
-            Some(path) => read_config(path, &keys)?,
-            None => Map::new(),
-        };
-        for (one, many) in [("data", "corpora"), ("seed", "seeds")] {
-            if file.contains_key(one) && file.contains_key(many) {
-                return Err(in_file(path, &format!("`{one}` and `{many}` are both given; expected one of them")));
-            }
-        }
-        let preset = text(&mut file, "preset", path)?;
-        let data = text(&mut file, "data", path)?;
-        let corpora = list(&mut file, "corpora", path, "texts in quotes", |value| value.as_str().map(str::to_owned))?;
-        let seeds = list(&mut file, "seeds", path, "whole numbers from 0", Value::as_u64)?;
-        let models = models(&mut file, models_key, path)?;
-        let blamed =
-            |e| if self.preset.is_none() && preset.is_some() { in_file(self.config.as_deref(), &e) } else { e };
-        let preset = self.preset.clone().or_else(|| preset.clone());
-        let suite = suite(models.as_deref().and_then(<[String]>::first).map(String::as_str));
-        let (preset, mut settings) = match (preset, old) {
-            (None, Some(old)) => (old.preset.clone(), old.settings.clone()),
-            (preset, _) => {
-                let preset = preset.unwrap_or_else(|| "tiny".to_owned());
-                let settings = Settings::for_suite(suite, &preset).map_err(blamed)?;
-                (preset, settings)
-            }
-        };
-        let mut without = settings.clone();
-        let seeded = file.contains_key("seed");
-        for (key, value) in file {
-            settings.set(&key, value).map_err(|e| in_file(self.config.as_deref(), &e))?;
-        }
-        let options = serde_json::to_value(&self.settings).map_err(|e| Error::new(e.to_string()))?;
-        for (key, value) in options.as_object().into_iter().flatten() {
-            if let Some(value) = given(&self.settings, key, value)? {
-                settings.set(key, value.clone())?;
-                without.set(key, value)?;
-            }
-        }
-        // What would be right without the file is the file's mistake.
-        settings.check().map_err(|e| if without.check().is_ok() { in_file(self.config.as_deref(), &e) } else { e })?;
-        let one = |name: String| vec![name];
-        let corpora = (self.data.clone().map(one))
-            .or_else(|| several?.corpora.clone())
-            .or_else(|| data.map(one))
-            .or(corpora)
-            .or_else(|| old.map(|old| old.corpora.clone()))
-            .unwrap_or_else(|| one("math".to_owned()));
-        let seeds = (self.settings.seed.map(|seed| vec![seed]))
-            .or_else(|| several?.seeds.clone())
-            .or(seeds)
-            .or_else(|| old.filter(|_| !seeded).map(|old| old.seeds.clone()))
-            .unwrap_or_else(|| vec![settings.seed]);
-        settings.seed = seeds.first().copied().unwrap_or(settings.seed);
-        let models = models.or_else(|| old.map(|old| old.models.clone()));
-        Ok(Resolved { preset, corpora, seeds, models, settings })
     }
 }
 
@@ -317,97 +91,6 @@ pub fn existing(restart: bool, resume: bool) -> Existing {
         (true, _) => Existing::Restart,
         (_, true) => Existing::Resume,
         _ => Existing::Refuse,
-    }
-}
-
-/// The value of an option that was given. Infinities and NaN turn into null in JSON, like absence.
-fn given(options: &SettingOptions, key: &str, value: &Value) -> Result<Option<Value>> {
-    let floats = [
-        ("lr", options.lr),
-        ("lr_floor", options.lr_floor),
-        ("weight_decay", options.weight_decay),
-        ("clip", options.clip),
-        ("dropout", options.dropout),
-        ("val_fraction", options.val_fraction),
-    ];
-    match floats.iter().find(|(name, x)| *name == key && x.is_some_and(|x| !x.is_finite())) {
-        Some((_, Some(x))) => {
-            Err(Error::new(format!("--{} must be a finite number, found {x}", key.replace('_', "-"))))
-        }
-        _ => Ok((!value.is_null()).then(|| value.clone())),
-    }
-}
-
-fn in_file(path: Option<&Path>, error: &dyn std::fmt::Display) -> Error {
-    Error::new(format!("`{}`: {error}", path.unwrap_or(Path::new("")).display()))
-}
-
-fn read_config(path: &Path, keys: &[&str]) -> Result<Map<String, Value>> {
-    let meta = std::fs::metadata(path).map_err(|e| Error::io("read the configuration", path, e))?;
-    // A pipe would be waited for, a device read, for ever.
-    if !meta.is_file() {
-        let path = path.display();
-        return Err(Error::new(format!("`{path}` is no regular file; expected a configuration in TOML")));
-    }
-    let source = std::fs::read_to_string(path).map_err(|e| Error::io("read the configuration", path, e))?;
-    let table: toml::Table = toml::from_str(&source).map_err(|e| {
-        let at = e.span().map_or(0, |span| span.start.min(source.len()));
-        let line = source.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1;
-        in_file(Some(path), &format!("line {line} is not valid TOML: {}", e.message().replace('\n', ", ")))
-    })?;
-    let settings = Settings::keys();
-    let known: Vec<&str> = keys.iter().copied().chain(settings.iter().map(String::as_str)).collect();
-    if let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) {
-        return Err(in_file(Some(path), &unknown("setting", key, &known)));
-    }
-    match serde_json::to_value(table) {
-        Ok(Value::Object(map)) => Ok(map),
-        other => Err(in_file(Some(path), &format!("expected settings, found {other:?}"))),
-    }
-}
-
-/// Takes the text under `key` out of the file's settings.
-fn text(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result<Option<String>> {
-    match file.remove(key) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(in_file(path, &format!("`{key}` must be a text in quotes, found {other}"))),
-    }
-}
-
-/// Takes the list under `key` out; it holds at least one item, and `item` reads one.
-fn list<T>(
-    file: &mut Map<String, Value>,
-    key: &str,
-    path: Option<&Path>,
-    items: &str,
-    item: impl Fn(&Value) -> Option<T>,
-) -> Result<Option<Vec<T>>> {
-    let Some(found) = file.remove(key) else { return Ok(None) };
-    let all = found.as_array().and_then(|values| values.iter().map(item).collect::<Option<Vec<T>>>());
-    match all.filter(|items| !items.is_empty()) {
-        Some(all) => Ok(Some(all)),
-        None => Err(in_file(path, &format!("`{key}` must be a list of {items}, at least one, found {found}"))),
-    }
-}
-
-/// Takes the names of models out: one name, or a list of them.
-fn models(file: &mut Map<String, Value>, key: &str, path: Option<&Path>) -> Result<Option<Vec<String>>> {
-    let name = |value: &Value| value.as_str().map(str::to_owned);
-    let names: (Option<Vec<String>>, Value) = match file.remove(key) {
-        None => return Ok(None),
-        Some(Value::Array(values)) if key == "models" => {
-            (values.iter().map(name).collect::<Option<_>>(), Value::Array(values))
-        }
-        Some(value) => (name(&value).map(|name| vec![name]), value),
-    };
-    match names {
-        (Some(names), _) => {
-            names.iter().map(|name| zoo::checked(name)).collect::<Result<_>>().map(Some).map_err(|e| in_file(path, &e))
-        }
-        (None, found) => {
-            Err(in_file(path, &format!("`{key}` must be a name in quotes or a list of them, found {found}")))
-        }
     }
 }
 
@@ -436,21 +119,5 @@ pub fn check_distinct(models: &[String]) -> Result<()> {
     match models.iter().enumerate().find(|(n, model)| models[..*n].contains(model)) {
         Some((_, model)) => Err(Error::new(format!("model `{model}` is named twice"))),
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Args as _;
-
-    #[test]
-    fn every_setting_is_an_option() {
-        let command = SettingOptions::augment_args(clap::Command::new("test"));
-        let mut options: Vec<String> = command.get_arguments().map(|a| a.get_id().to_string()).collect();
-        let mut keys = Settings::keys();
-        options.sort();
-        keys.sort();
-        assert_eq!(options, keys);
     }
 }

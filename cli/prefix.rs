@@ -11,7 +11,7 @@ use kumiki_train::{Error, Result, checkpoint};
 
 use crate::output;
 use crate::table::{short, thousands};
-use crate::writing::{Texts, WritingOptions};
+use crate::writing::{Shown, Texts, WritingOptions};
 
 /// Read a text once, and go on from it as often as wanted (double decoders)
 #[derive(Subcommand)]
@@ -129,8 +129,8 @@ impl Use {
         let (model, tokenizer) = double(&self.checkpoint)?;
         let request = self.writing.request(&self.prompt, &tokenizer)?;
         let prefix = Prefix::load(&self.prefix, &model)?;
-        let mut texts = Texts::new(&self.prompt, &tokenizer)?;
+        let mut texts = Texts::new(&self.prompt, &tokenizer, Shown::Plain)?;
         let done = prefix.generate(&model, &request, |row, id| texts.push(row, id));
-        done.and(texts.end())
+        texts.end(done)
     }
 }

@@ -16,7 +16,9 @@ const PAPER: &str = "order in the paper";
 pub fn report(results: &Results) -> String {
     let corpora: Vec<String> = results.data.iter().filter_map(|data| corpus(results, data)).collect();
     let mut text = corpora.join("\n\n");
-    text += "\n\nparameters without the token table; MACs of one sequence forward; NLL in nats per byte";
+    // Where corpora differ, what is right of all.
+    let unit = if results.data.iter().all(|data| data.unit() == "byte") { "byte" } else { "token" };
+    text += &format!("\n\nparameters without the token table; MACs of one sequence forward; NLL in nats per {unit}");
     if text.contains(PAPER) {
         text += "\nthe paper's sizes, budgets and tokens are others than these: only the orders compare";
     }
@@ -59,7 +61,7 @@ fn corpus(results: &Results, data: &DataFacts) -> Option<String> {
     }
     text += &table(&header, &rows);
     if let Some(entropy) = data.unigram_nll {
-        text += &format!("\nentropy of single bytes of the held-out text: {entropy:.3} nats");
+        text += &format!("\nentropy of single {}s of the held-out text: {entropy:.3} nats", data.unit());
     }
     if let Some(order) = ranking(&summaries, |s| s.second_half_nll).filter(|_| halves) {
         text += &format!("\norder here, by the second half of every window given the first: {order}");

@@ -5,9 +5,9 @@ use std::path::Path;
 use kumiki_train::Result;
 use kumiki_train::data::{Data, short_name};
 use kumiki_train::kinds::Kind;
-use kumiki_train::run::{Existing, Plan, Results, Run};
-use kumiki_train::training::Keeping;
+use kumiki_train::run::{Plan, Results, Run};
 
+use crate::options::RunOptions;
 use crate::output::{in_pool, line, program, quoted, remark};
 use crate::progress::Progress;
 use crate::report::report;
@@ -15,7 +15,8 @@ use crate::table::count;
 
 /// Trains the plan's models one after the other; prints the tables and where everything lies. Gives the results, unless it
 /// was stopped.
-pub fn run(plan: Plan, folder: &Path, existing: Existing, keeping: Keeping) -> Result<Option<Results>> {
+pub fn run(plan: Plan, folder: &Path, options: &RunOptions) -> Result<Option<Results>> {
+    let (existing, keeping) = (options.existing(), options.keeping()?);
     // Everything on one thread of the pool: an operator that runs there need not wake another to begin.
     in_pool(|| {
         plan.check()?;
@@ -23,6 +24,10 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing, keeping: Keeping) -> R
         let data = plan.corpora.iter().map(open).collect::<Result<Vec<_>>>()?;
         let mut run = Run::begin(plan, data, folder, existing)?;
         run.keeping = keeping;
+        #[cfg(feature = "report")]
+        if options.tensorboard || run.has_events() {
+            run.write_events()?;
+        }
         remark(&opening(&run.results));
         run.notes.iter().for_each(|note| remark(&format!("note: {note}")));
         let Plan { models, .. } = &run.results.plan;
@@ -52,7 +57,7 @@ pub fn run(plan: Plan, folder: &Path, existing: Existing, keeping: Keeping) -> R
         // The numbers first: they must not be lost with a file that cannot be written.
         line(&report(&run.results))?;
         finished?;
-        line(&closing(&run.results, folder)?)?;
+        line(&closing(&run.results, folder, run.has_events())?)?;
         Ok(Some(run.results))
     })
 }
@@ -89,18 +94,21 @@ fn opening(results: &Results) -> String {
 }
 
 /// Where everything is, and what can be done with it.
-fn closing(results: &Results, folder: &Path) -> Result<String> {
+fn closing(results: &Results, folder: &Path, has_events: bool) -> Result<String> {
     let Results { plan, rows, data, .. } = results;
-    let pictures = match plan.corpora.as_slice() {
-        [_] => vec!["curves.svg".to_owned()],
-        several => several.iter().map(|c| short_name(c).map(|c| format!("curves-{c}.svg"))).collect::<Result<_>>()?,
+    let stems = match plan.corpora.as_slice() {
+        [_] => vec!["curves".to_owned()],
+        several => several.iter().map(|c| short_name(c).map(|c| format!("curves-{c}"))).collect::<Result<_>>()?,
     };
+    let pictures: Vec<String> = stems.iter().map(|stem| format!("{stem}.svg {stem}.png")).collect();
     // A run that was extended has models in both places.
     let (deep, flat): (Vec<_>, Vec<_>) =
         rows.iter().map(|row| format!("{}/", row.folder)).partition(|f| f.matches('/').count() > 1);
     let deep = (!deep.is_empty()).then(|| "<corpus>/seed-<n>/<model>/".to_owned());
     let models = flat.into_iter().chain(deep).collect::<Vec<_>>().join(" ");
-    let files = format!("Files in `{}`: results.json log.jsonl {} {models}", folder.display(), pictures.join(" "));
+    let events = if has_events { "events/ " } else { "" };
+    let files =
+        format!("Files in `{}`: results.json log.jsonl {} {events}{models}", folder.display(), pictures.join(" "));
     let Some(first) = rows.first() else { return Ok(files) };
     let prompt = match data.iter().find(|data| data.name == first.corpus).map(|data| data.kind) {
         Some(Kind::Mathematics) => "What is 12 + 30?",

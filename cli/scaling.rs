@@ -9,7 +9,7 @@ use kumiki_train::scaling::{Row, measure};
 use kumiki_train::settings::{PRESETS, Settings};
 use kumiki_train::{Error, Result};
 
-use crate::inference::{lengths, lines, show};
+use crate::inference::{checked_vocab, lengths, lines, show};
 use crate::options::{check_distinct, model_name};
 use crate::output::remark;
 use crate::table::{count, table, thousands};
@@ -35,6 +35,9 @@ pub struct Scaling {
     /// Sizes
     #[arg(long, default_value = "tiny", value_parser = PossibleValuesParser::new(PRESETS))]
     preset: String,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
+    vocab: usize,
     /// Recompute blocks in the backward pass
     #[arg(long)]
     checkpoint_activations: bool,
@@ -66,9 +69,10 @@ impl Scaling {
             count(seq.len() as u64, "length"),
             count(self.rounds as u64 + 1, "round")
         ));
-        let rows = measure(&settings, &self.models, &seq, self.rounds, |name, seq, seconds| {
-            remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
-        })?;
+        let rows =
+            measure(&settings, &self.models, checked_vocab(self.vocab)?, &seq, self.rounds, |name, seq, seconds| {
+                remark(&format!("{name}, T = {seq}: {seconds:.1} s"));
+            })?;
         show(self.json, &self.preset, &machine, &rows, report)?;
         let of = |title: &str, y: &dyn Fn(&Row) -> f64| Panel {
             title: title.into(),

@@ -161,7 +161,7 @@ impl Args {
             if self.json {
                 json(&run.results)?
             } else {
-                line(&report(&run.results))?
+                line(&report(&run.results, run.unit()))?
             }
             finished?;
             let picture = if folder.join(LAWS).exists() { "laws.svg " } else { "" };
@@ -223,7 +223,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn report(results: &Results) -> String {
+fn report(results: &Results, unit: &str) -> String {
     let header = ["model", "size", "parameters", "tokens", "FLOPs", "2nd half NLL", "val NLL", "tok/s"];
     let rows = results.rows.iter().map(|row| {
         let result = &row.result;
@@ -239,7 +239,7 @@ fn report(results: &Results) -> String {
         ]
     });
     let mut text = table(&header, &rows.collect::<Vec<_>>());
-    text += "\n\nL = E + A/N^a + B/D^b, N parameters without the token table, D tokens, L nats per byte\n";
+    text += &format!("\n\nL = E + A/N^a + B/D^b, N parameters without the token table, D tokens, L nats per {unit}\n");
     let (mut laws, mut none) = (vec![], vec![]);
     for Law { model, of, fit } in &results.laws {
         let name = format!("{model}, {of}");

@@ -6,7 +6,8 @@ use kumiki_train::run::Plan;
 use kumiki_train::zoo::{Suite, model_names, suite_of};
 use kumiki_train::{Error, Result};
 
-use crate::options::{Resolved, RunOptions, model_name, preset_table};
+use crate::options::{RunOptions, model_name, preset_table};
+use crate::sources::Resolved;
 
 /// Train one model
 ///
@@ -37,10 +38,10 @@ Examples:
 impl Args {
     pub fn run(self) -> Result<()> {
         let old = self.options.resumed("train ")?;
-        let Resolved { preset, corpora, seeds, models, settings } = {
-            let planned = old.as_ref().map(|old| old.models[0].as_str());
-            let suite = |file: Option<&str>| self.model.as_deref().or(file).or(planned).map_or(Suite::Tango, suite_of);
-            self.options.resolve("model", None, old.as_ref(), suite)?
+        let Resolved { preset, corpora, seeds, models, settings, .. } = {
+            let suite = |file: Option<&str>| self.model.as_deref().or(file).map_or(Suite::Tango, suite_of);
+            let old = old.as_ref().map(|(folder, plan)| (folder.as_path(), plan));
+            self.options.sources.resolve(&["model"], None, old, suite)?
         };
         let models = self.model.map(|model| vec![model]).or(models).ok_or_else(|| {
             Error::new(format!("which model? Say so with --model. Known: {}", model_names().join(", ")))
@@ -49,6 +50,6 @@ impl Args {
         let out = self.options.folder()?.unwrap_or_else(default);
         let experiment = format!("train {}", models[0]);
         let plan = Plan { experiment, preset, settings, corpora, seeds, models };
-        crate::run::run(plan, &out, self.options.existing(), self.options.keeping()?).map(drop)
+        crate::run::run(plan, &out, &self.options).map(drop)
     }
 }

@@ -25,7 +25,7 @@ fn models() -> Vec<String> {
 fn memory_of_a_token_does_not_grow_with_the_sequence() {
     let models = models();
     let nano = Settings::preset("nano").unwrap();
-    let rows = scaling::measure(&nano, &models, &[64, 1024], 1, |_, _, _| {}).unwrap();
+    let rows = scaling::measure(&nano, &models, 256, &[64, 1024], 1, |_, _, _| {}).unwrap();
     assert_eq!(rows.len(), 2 * models.len());
     for pair in rows.chunks_exact(2) {
         let [short, long] = pair else { unreachable!() };

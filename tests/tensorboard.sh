@@ -19,8 +19,14 @@ trap 'rm -rf "$work"' EXIT
     "$venv/bin/pip" install -q 'tensorboard>=2.18,<3'
 }
 run=${1:-$work/run}
-[ $# -gt 0 ] || "$kumiki" compare tango --preset nano --models tango,gau --seeds 0,1 --out "$run" >/dev/null 2>&1
+if [ $# = 0 ]; then
+    # Stopped and gone on with: what was written live must be what is exported.
+    args=(compare tango --preset nano --models tango,gau --seeds 0,1 --tensorboard --out "$run")
+    "$kumiki" "${args[@]}" --stop-after 7 >/dev/null 2>&1
+    "$kumiki" "${args[@]}" --resume >/dev/null 2>&1
+fi
 "$kumiki" export "$run" --csv "$work/log.csv" --tensorboard "$work/events"
+[ ! -d "$run/events" ] || diff -r "$run/events" "$work/events"
 
 "$venv/bin/python" - "$run/log.jsonl" "$work/log.csv" "$work/events" <<'PY'
 import csv, json, math, os, sys

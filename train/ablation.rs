@@ -32,7 +32,7 @@ fn panel(results: &Results, corpus: &str) -> Panel {
     // The path is in results.json; the picture may be shown to others.
     let short = Path::new(corpus).file_name().map_or(corpus.into(), |name| name.to_string_lossy());
     Panel {
-        title: format!("{short}: validation loss (nats per byte)"),
+        title: format!("{short}: validation loss (nats per token)"),
         x: "window W (tokens)".into(),
         x_scale: Scale::Log,
         scale: Scale::Linear,

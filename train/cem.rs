@@ -6,8 +6,8 @@ use kumiki_nn::{Call, Descent, Trace};
 use kumiki_tensor::Tensor;
 use serde::Serialize;
 
-use crate::batches::Validation;
 use crate::trainer::{Evaluation, evaluate};
+use crate::validation::Validation;
 use crate::{Error, Result};
 
 /// How a model's descents are run, where that differs from its training.

@@ -279,7 +279,10 @@ mod tests {
         };
         for (key, value, phrase) in [
             ("step", "many", "its step must be a number, found `many`"),
+            #[cfg(feature = "bpe")]
             ("tokenizer", "bpe", "its tokenizer is `bpe`, and cannot read the tokenizer"),
+            #[cfg(not(feature = "bpe"))]
+            ("tokenizer", "bpe", "its tokenizer is `bpe`, and "),
             ("logit_scale", "0", "its logit_scale must be a positive number, found `0`"),
             ("logit_scale", "nan", "its logit_scale must be a positive number, found `nan`"),
             ("format", "kumiki language model, version 2", "version 2, this program reads version 1 only"),

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batches::Validation;
 use crate::marks::Class;
 use crate::trainer::{Evaluation, StepReport};
+use crate::validation::Validation;
 
 /// The entropy of the target tokens' frequencies, in nats: the loss of the best model that does not read its context.
 pub fn unigram_entropy(validation: &Validation) -> f64 {

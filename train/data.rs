@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use crate::batches::{Batches, Source, TokenBytes, Validation};
+use crate::batches::{Batches, Source};
 use crate::corpus::{self, Corpus, Split};
 use crate::kinds::{Kind, Unpacked};
 use crate::marks::Marking;
 use crate::math::{MathText, SplitName};
 use crate::prepare::{Meta, PartMeta, Prepared};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{ByteTokenizer, Tokenizer};
+use crate::validation::{TokenBytes, Validation};
 use crate::{Error, Result};
 
 /// Target tokens of a validation on `math` when no number is asked for: about 1,000 questions.
@@ -48,6 +49,16 @@ pub fn short_name(name: &str) -> Result<String> {
     // `.` and `..` have their name elsewhere, `/` has none.
     let whole = path.canonicalize().map_err(|e| Error::io("open the text", path, e))?;
     Ok(last(&whole).unwrap_or_else(|| "root".to_owned()))
+}
+
+/// The size of the vocabulary of the data of this name, without opening them: what models of them must have. That of bytes,
+/// unless it is a folder of prepared tokens.
+///
+/// # Errors
+/// When such a folder says nothing that can be understood.
+pub fn vocab_of(name: &str) -> Result<usize> {
+    let path = Path::new(name);
+    if name != "math" && Meta::is_in(path) { Ok(Meta::read(path)?.vocab) } else { Ok(ByteTokenizer::VOCAB) }
 }
 
 impl Data {
@@ -289,6 +300,7 @@ mod tests {
                 skip_bad: 0,
                 replace_invalid: false,
                 shard_tokens: 100,
+                stop: crate::stop::Stop::default(),
                 threads: Some(2),
             };
             prepare::prepare(&options, |_| {}).unwrap();
@@ -316,6 +328,7 @@ mod tests {
         assert!(answers.starts_with("14\n14\n") && bytes.starts_with(b"hat is 7 + 7?\n14\nWhat"));
         assert_eq!(val.bytes_of(&[65, 66, 256, 10]), 3.0);
         assert_eq!(data.fingerprint().len(), 32);
+        assert_eq!((vocab_of(&data.name).unwrap(), vocab_of("math").unwrap()), (257, 256));
         assert!(data.check_tokenizer("the model", "byte-eot", 257).is_ok());
         let e = data.check_tokenizer("the model", "byte", 256).unwrap_err().to_string();
         assert!(e.contains("`byte` (256 tokens)") && e.contains("`byte-eot` (257 tokens)"), "{e}");

@@ -24,6 +24,10 @@ pub(crate) const RMSE: &str = "rmse.svg";
 pub(crate) const FUNCTIONS: &str = "functions.svg";
 const PICTURES: [&str; 5] = [CURVES, CURVES_PNG, ABLATION, RMSE, FUNCTIONS];
 pub(crate) const LOCK: &str = "run.lock";
+/// The folder of event files, for TensorBoard.
+pub(crate) const EVENTS: &str = "events";
+/// What they are called; here because not every program has [`crate::tensorboard`].
+pub(crate) const EVENTS_FILE: &str = "events.out.tfevents.0.kumiki";
 
 /// What a folder holds.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,7 +77,11 @@ pub(crate) fn look(folder: &Path) -> Result<Found> {
     let mut found = Found::Nothing;
     for name in names(folder)? {
         let path = folder.join(&name);
-        let ours = if path.is_dir() { is_models(&path)? } else { is_own(&name) && !files::is_special(&path) };
+        let ours = match path.is_dir() {
+            true if name == EVENTS => holds_events(&path)?,
+            true => is_models(&path)?,
+            false => is_own(&name) && !files::is_special(&path),
+        };
         if ours {
             found = Found::Unfinished;
         } else if name != LOCK {
@@ -123,6 +131,38 @@ fn is_models(folder: &Path) -> Result<bool> {
         };
     }
     Ok(ours)
+}
+
+/// Whether there is nothing in `folder` and the folders in it but event files.
+fn holds_events(folder: &Path) -> Result<bool> {
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        let ours = match path.is_dir() {
+            true => holds_events(&path)?,
+            false => name == EVENTS_FILE || files::is_temporary(&name),
+        };
+        if !ours {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Removes the event files of a run, and what folders become empty by that.
+pub(crate) fn clear_events(folder: &Path) -> Result<()> {
+    if folder.is_symlink() || !folder.is_dir() {
+        return Ok(());
+    }
+    for name in names(folder)? {
+        match folder.join(&name).is_dir() {
+            true => clear_events(&folder.join(&name))?,
+            false if name == EVENTS_FILE || files::is_temporary(&name) => remove(folder, &name)?,
+            false => {}
+        }
+    }
+    // It may have other things.
+    let _ = fs::remove_dir(folder);
+    Ok(())
 }
 
 /// Whether `folder` has the name of a model.
@@ -224,6 +264,7 @@ pub(crate) fn clear(folder: &Path) -> Result<()> {
     let corpora = results["corpora"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
     clear_models(folder, &[], &[])?;
     clear_pictures(folder, corpora)?;
+    clear_events(&folder.join(EVENTS))?;
     [LOG, RESULTS].iter().try_for_each(|name| remove(folder, name))
 }
 
@@ -288,6 +329,8 @@ mod tests {
             &[".kumiki-12-3.partial", "tango/.kumiki-12-4.partial"],
             &["tango/step-10/model.safetensors", "tango/step-20/optimizer.safetensors", "tango/step-20/state.json"],
             &["tango/.kumiki-1-2.partial/state.json", "a/seed-0/tango/step-3/.kumiki-3-1.partial"],
+            &["log.jsonl", "events/tango/events.out.tfevents.0.kumiki", "events/tango/.kumiki-1-2.partial"],
+            &["events/a/seed-0/tango/events.out.tfevents.0.kumiki"],
         ] {
             let dir = Scratch::new();
             files.iter().for_each(|name| drop(dir.file(name, "")));
@@ -317,6 +360,8 @@ mod tests {
             "tango/step-10/thesis.txt",
             "tango/step-010/state.json",
             "step-10/state.json",
+            "events/thesis.txt",
+            "events/tango/events.out.tfevents.1.host",
         ] {
             let dir = Scratch::new();
             dir.file("log.jsonl", "");

@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::memory;
 use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
 
 /// One model after one length.
@@ -32,7 +31,7 @@ pub struct Row {
 }
 
 /// Measures every model at every length, one sequence at a time; lengths in the outer loop, so that what the machine does
-/// meanwhile hits all models alike. `tokens` are decoded after each prompt; `done` hears of every row.
+/// meanwhile hits all models alike. Models have `vocab` tokens. `tokens` are decoded after each prompt; `done` hears of every row.
 ///
 /// # Errors
 /// When there is no such model, sizes do not fit, there is nothing to measure, or a cache does not hold what the
@@ -41,6 +40,7 @@ pub struct Row {
 pub fn measure(
     settings: &Settings,
     models: &[String],
+    vocab: usize,
     lengths: &[usize],
     tokens: usize,
     mut done: impl FnMut(&Row) -> Result<()>,
@@ -50,7 +50,7 @@ pub fn measure(
     }
     let dtype = settings.dtype()?;
     let model = |name: &String| -> Result<Model> {
-        let config = settings.model(name, ByteTokenizer::VOCAB)?;
+        let config = settings.model(name, vocab)?;
         Model::new(&config, settings.seed, dtype).map_err(|e| Error::new(format!("model `{name}`: {e}")))
     };
     let built = models.iter().map(model).collect::<Result<Vec<_>>>()?;
@@ -59,11 +59,11 @@ pub fn measure(
         memory::check_inference(name, &model.config(), longest, dtype, "--seq, --tokens or --models")?;
     }
     // The first run of all finds cold caches and buffers.
-    built.iter().try_for_each(|model| after(model, lengths[0].min(64), 2).map(drop))?;
+    built.iter().try_for_each(|model| after(model, vocab, lengths[0].min(64), 2).map(drop))?;
     let mut rows = Vec::new();
     for &seq in lengths {
         for (name, model) in models.iter().zip(&built) {
-            let (prefill_s, token_s, bytes) = after(model, seq, tokens)?;
+            let (prefill_s, token_s, bytes) = after(model, vocab, seq, tokens)?;
             let config = model.config();
             let expected = config.state_bytes(seq, dtype.size());
             if bytes != expected {
@@ -80,8 +80,8 @@ pub fn measure(
 }
 
 /// Seconds of the prompt (the shortest of several when it is short), median seconds of a token, bytes after the prompt.
-fn after(model: &Model, seq: usize, tokens: usize) -> Result<(f64, f64, u64)> {
-    let ids = Rng::new(1).ids(DType::I64, &[seq + tokens], ByteTokenizer::VOCAB as u64);
+fn after(model: &Model, vocab: usize, seq: usize, tokens: usize) -> Result<(f64, f64, u64)> {
+    let ids = Rng::new(1).ids(DType::I64, &[seq + tokens], vocab as u64);
     let (prompt, following) = ids.as_slice::<i64>().split_at(seq);
     let start = || {
         // One block for all that is written: a rollover is a prompt of its own.
@@ -120,13 +120,15 @@ mod tests {
         models.extend(["double-separate-loops2", "encoder-decoder"].map(str::to_owned));
         let nano = Settings::preset("nano").unwrap();
         let mut seen = 0;
-        let rows = measure(&nano, &models, &[5, 40], 3, |_| {
+        let rows = measure(&nano, &models, 300, &[5, 40], 3, |_| {
             seen += 1;
             Ok(())
         })
         .unwrap();
         assert_eq!((rows.len(), seen), (24, 24));
         assert!(rows.iter().all(|row| row.prefill_s > 0.0 && row.token_s > 0.0 && row.state_bytes > 0));
-        assert!(measure(&nano, &models, &[0], 3, |_| Ok(())).unwrap_err().to_string().contains("nothing to measure"));
+        assert!(
+            measure(&nano, &models, 256, &[0], 3, |_| Ok(())).unwrap_err().to_string().contains("nothing to measure")
+        );
     }
 }

@@ -39,6 +39,7 @@ pub mod objective;
 pub mod plot;
 pub mod prefix;
 pub mod prepare;
+pub mod presets;
 #[cfg(feature = "report")]
 pub mod report;
 mod resume;
@@ -57,6 +58,7 @@ pub mod tensorboard;
 pub mod tokenizer;
 pub mod trainer;
 pub mod training;
+pub mod validation;
 mod variants;
 mod xxh64;
 pub mod zoo;

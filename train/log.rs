@@ -6,6 +6,8 @@
 use crate::folder::LOG;
 use crate::grid::run::CELLS;
 use crate::{Error, Result};
+#[cfg(feature = "export")]
+use crate::{folder::clear_events, tensorboard::Sink};
 use kumiki_tensor::files;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs::{File, OpenOptions};
@@ -59,9 +61,44 @@ fn some_number<'de, D: Deserializer<'de>>(d: D) -> std::result::Result<Option<f6
 pub struct Writer {
     file: File,
     path: PathBuf,
+    /// Who else hears of records.
+    #[cfg(feature = "export")]
+    events: Option<Events>,
+}
+
+/// The events of a log, for TensorBoard.
+#[cfg(feature = "export")]
+#[derive(Debug)]
+struct Events {
+    folder: PathBuf,
+    wide: bool,
+    sink: Sink,
 }
 
 impl Writer {
+    fn new(file: File, path: &Path) -> Writer {
+        Writer {
+            file,
+            path: path.to_owned(),
+            #[cfg(feature = "export")]
+            events: None,
+        }
+    }
+
+    /// From now on writes event files, too: into `folder`, which becomes what the log is, and follows it. `wide`: see
+    /// [`Sink::open`].
+    ///
+    /// # Errors
+    /// When the log cannot be read, or a file cannot be written.
+    #[cfg(feature = "export")]
+    pub fn with_events(&mut self, folder: &Path, wide: bool) -> Result<()> {
+        let records = if self.path.exists() { read(&self.path)? } else { vec![] };
+        clear_events(folder)?;
+        let sink = Sink::open(folder, wide, &records)?;
+        self.events = Some(Events { folder: folder.to_owned(), wide, sink });
+        Ok(())
+    }
+
     /// Starts a new log; an existing file is an error, never overwritten.
     ///
     /// # Errors
@@ -74,7 +111,7 @@ impl Writer {
             .create_new(true)
             .open(path)
             .map_err(|e| Error::io("create the log", path, e))?;
-        Ok(Writer { file, path: path.to_owned() })
+        Ok(Writer::new(file, path))
     }
 
     /// Goes on with a log (or starts it), after removing a last line that was cut.
@@ -98,7 +135,7 @@ impl Writer {
             }
         }
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(open)?;
-        Ok(Writer { file, path: path.to_owned() })
+        Ok(Writer::new(file, path))
     }
 
     /// Drops all records but those that `keep` holds; the file is replaced whole or not at all, and only if it changes. Gives
@@ -114,7 +151,11 @@ impl Writer {
         let kept: Vec<Record> = records.iter().filter(|record| keep(record)).cloned().collect();
         if kept.len() < records.len() {
             replace(&self.path, &kept)?;
-            *self = Writer::append(&self.path)?;
+            self.file = Writer::append(&self.path)?.file;
+            #[cfg(feature = "export")]
+            if let Some(Events { folder, wide, .. }) = self.events.take() {
+                self.with_events(&folder, wide)?;
+            }
         }
         Ok(kept.iter().filter(|record| count(record)).count() as u64)
     }
@@ -152,7 +193,19 @@ impl Writer {
         let mut line = serde_json::to_string(record).map_err(|e| Error::new(format!("cannot write a record: {e}")))?;
         line.push('\n');
         // One unbuffered write: a line is never half there while the process lives.
-        self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write the log", &self.path, e))
+        self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write the log", &self.path, e))?;
+        #[cfg(feature = "export")]
+        if let Some(Events { folder, wide, sink }) = &mut self.events {
+            match sink.write(record) {
+                // Removed as it is written, as the log may be: it is made again, and has this record by that.
+                Err(_) if !folder.exists() => {
+                    let (folder, wide) = (folder.clone(), *wide);
+                    self.with_events(&folder, wide)?;
+                }
+                written => written?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The points of one training; x in training tokens, y in nats a token, which is a byte.
+/// The points of one training; x in training tokens, y in nats a token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
     /// Its name in the legend, and its colour: curves of one name, the seeds of a model, share both.
@@ -106,7 +106,7 @@ pub fn png(title: &str, curves: &[Curve]) -> Result<Vec<u8>> {
 fn draw(root: &Area, title: &str, curves: &[Curve]) -> Drawn<()> {
     root.fill(&WHITE)?;
     let (x_range, y_range) = ranges(curves);
-    let frame = Frame { title, x: "training tokens", y: Some("loss (nats per byte)"), alone: true };
+    let frame = Frame { title, x: "training tokens", y: Some("loss (nats per token)"), alone: true };
     let (x, y) = ((x_range, Ticks::linear(x_range, true)), (y_range, Ticks::linear(y_range, false)));
     let mut chart = frame.draw(root, &x, &y)?;
     let mut models: Vec<Vec<&Curve>> = Vec::new();

@@ -125,7 +125,7 @@ impl Prefix {
         request.check(self.tokens.len())?;
         let started = model.start_after(&self.tokens, &self.latents, &request.prompts, request.block_len);
         let (mut cache, logits) = started.map_err(|e| Error::new(e.to_string()))?;
-        request.write(logits, emit, |tokens| model.step(tokens, &mut cache))
+        request.write(&self.tokens, logits, emit, |tokens| model.step(tokens, &mut cache))
     }
 }
 

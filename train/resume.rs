@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::checkpoint::{self, MODEL_FILE};
 use crate::data::short_name;
-use crate::folder::{LOG, RESULTS, clear_models, clear_pictures};
+use crate::folder::{self, Found, LOG, RESULTS, clear_models, clear_pictures};
 use crate::log::{self, Record};
 use crate::run::{Cell, DataFacts, Machine, Plan, Results, Row};
 use crate::settings::Settings;
@@ -29,7 +29,6 @@ pub(crate) struct Old {
 struct Begun {
     cell: Cell,
     folder: PathBuf,
-    step: u64,
 }
 
 fn cell_of(record: &Record) -> Option<Cell> {
@@ -53,10 +52,16 @@ pub(crate) fn results_of<R: DeserializeOwned>(
 ) -> Result<R> {
     let path = folder.join(RESULTS);
     if !path.is_file() {
-        return Err(Error::new(format!(
-            "`{}` has no {RESULTS}, so there is nothing to resume; replace what is there with --restart",
-            folder.display()
-        )));
+        let name = folder.display();
+        return Err(Error::new(match folder::look(folder)? {
+            Found::Nothing => format!("there is no run in `{name}` to resume; without --resume one begins"),
+            Found::Other(first) if first != RESULTS => {
+                format!("`{name}` holds no run of kumiki's to resume (it has `{first}`)")
+            }
+            _ => format!(
+                "`{name}` has no {RESULTS}, so there is nothing to resume; replace what is there with --restart"
+            ),
+        }));
     }
     let bytes = fs::read(&path).map_err(|e| Error::io("read the results", &path, e))?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| unusable(&path, &e))?;
@@ -68,7 +73,8 @@ pub(crate) fn results_of<R: DeserializeOwned>(
             return Err(unusable(&path, &why));
         }
     }
-    serde_json::from_value(value)
+    // From the text again, not from the value: its errors say in which line.
+    serde_json::from_slice(&bytes)
         .map_err(|e| unusable(&path, &format!("{e}; expected the results of this version of kumiki")))
 }
 
@@ -183,7 +189,12 @@ impl Old {
                     self.results.plan.settings.prompt_lengths
                 )));
             }
-            if let Some(then) = then.filter(|then| *then != now) {
+            // What an earlier version has not noted is not another.
+            let noted = |then: &DataFacts| match then.tokenizer.is_empty() {
+                true => DataFacts { tokenizer: now.tokenizer.clone(), vocab: now.vocab, ..then.clone() },
+                false => then.clone(),
+            };
+            if let Some(then) = then.map(noted).filter(|then| then != now) {
                 let text = |facts: &DataFacts| {
                     let train = facts.train_tokens.map_or("endless".to_owned(), |n| n.to_string());
                     let entropy = facts.unigram_nll.map_or(String::new(), |e| format!(" of {e} nats"));
@@ -193,7 +204,7 @@ impl Old {
                 return Err(Error::new(format!(
                     "`{}` has changed since models were trained on it: {} then, {} now; --out another folder",
                     now.name,
-                    text(then),
+                    text(&then),
                     text(now)
                 )));
             }
@@ -207,7 +218,7 @@ impl Old {
         let mut begun = Vec::new();
         for cell in plan.cells().into_iter().filter(|cell| !done.contains(cell) && !self.ruined.contains(cell)) {
             let folder = self.folder().join(plan.folder_of(&cell)?);
-            begun.extend(saves::all(&folder).last().map(|(step, _)| Begun { cell, folder, step: *step }));
+            begun.extend((!saves::all(&folder).is_empty()).then_some(Begun { cell, folder }));
         }
         Ok(begun)
     }
@@ -216,13 +227,13 @@ impl Old {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// What the user should know: how much is done, what goes on or starts again, and whether the machine is another.
+    /// What the user should know: how much is done, what starts again, and whether the machine is another. What goes on says so
+    /// itself, when its save has been read.
     pub(crate) fn notes(&self, plan: &Plan) -> Result<Vec<String>> {
         let done: Vec<Cell> = self.results.rows.iter().map(Row::cell).collect();
         let all = plan.cells();
         let mut notes = vec![format!("resuming: {} of {} models are done", done.len(), all.len())];
         let begun = self.begun(plan)?;
-        notes.extend(begun.iter().map(|Begun { cell, step, .. }| format!("{cell} goes on after step {step}")));
         let last = self.records.last().and_then(|record| Some((cell_of(record)?, record.step)));
         let anew = |cell: &Cell| !done.contains(cell) && all.contains(cell) && begun.iter().all(|b| b.cell != *cell);
         if let Some((cell, step)) = last.filter(|(cell, _)| anew(cell)) {

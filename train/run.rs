@@ -4,6 +4,7 @@
 //! results.json              settings, data, machine, one row per trained model; `finished` is true at the very end
 //! log.jsonl                 one line per step
 //! curves.svg, curves.png    the log as a picture; of several corpora one each, curves-<corpus>.svg
+//! events/                   event files for TensorBoard, if they were asked for
 //! run.lock                  held while the run works
 //! <model>/model.safetensors                 a finished model
 //! <model>/step-<n>/                         saves of a training, see [`crate::saves`]
@@ -23,8 +24,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::batches::Source;
 use crate::compare::{Event, ModelResult, unigram_entropy};
-use crate::data::{Data, short_name};
+use crate::data::{Data, short_name, vocab_of};
 use crate::folder::{self, Found, LOCK, LOG, Lock, RESULTS};
+use crate::grid::run::EXPERIMENT;
 use crate::kinds::Kind;
 use crate::log::Writer;
 use crate::memory;
@@ -87,7 +89,21 @@ impl Plan {
     /// # Errors
     /// When there is no such run, or its results are damaged.
     pub fn of_run(folder: &Path, experiment: &str) -> Result<Plan> {
-        let results: Results = resume::results_of(folder, |found| found.starts_with(experiment), experiment.trim())?;
+        Plan::found(folder, |found| found.starts_with(experiment), experiment.trim())
+    }
+
+    /// As [`Plan::of_run`], of whatever command trains models on corpora.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_any_run(folder: &Path) -> Result<Plan> {
+        let commands = ["train", "compare", "ablate", EXPERIMENT];
+        let wanted = |found: &str| commands.contains(&found.split(' ').next().unwrap_or_default());
+        Plan::found(folder, wanted, &commands.join("`, `"))
+    }
+
+    fn found(folder: &Path, wanted: impl Fn(&str) -> bool, experiment: &str) -> Result<Plan> {
+        let results: Results = resume::results_of(folder, wanted, experiment)?;
         match results.plan.models.is_empty() {
             false => Ok(results.plan),
             true => Err(resume::unusable(&folder.join(RESULTS), &"it names no model")),
@@ -107,9 +123,12 @@ impl Plan {
         if self.models.is_empty() {
             return Err(Error::new(format!("there is no model to train. Known: {}", model_names().join(", "))));
         }
+        let vocabs = self.vocabs()?;
         for (i, model) in self.models.iter().enumerate() {
-            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
-            step.check(model, &config, "--batch, --seq or --params")?;
+            for &vocab in &vocabs {
+                let config = self.settings.model(model, vocab)?;
+                step.check(model, &config, "--batch, --seq or --params")?;
+            }
             self.settings.sampling(model).map_err(|e| Error::new(format!("model `{model}`: {e}")))?;
             if self.models[..i].contains(model) {
                 return Err(Error::new(format!("model `{model}` is named twice")));
@@ -142,7 +161,7 @@ impl Plan {
                     ),
                 }));
             }
-            if self.is_wide() && (folder::is_own(&short) || short.starts_with(LOCK)) {
+            if self.is_wide() && (folder::is_own(&short) || short.starts_with(LOCK) || short == folder::EVENTS) {
                 return Err(Error::new(format!(
                     "corpus `{name}` has the name of a file that the run writes; rename it"
                 )));
@@ -152,13 +171,25 @@ impl Plan {
         Ok(())
     }
 
+    /// The sizes of the vocabularies of the corpora, each once; those of bytes where there is no corpus yet.
+    fn vocabs(&self) -> Result<Vec<usize>> {
+        let mut all = self.corpora.iter().map(|name| vocab_of(name)).collect::<Result<Vec<_>>>()?;
+        all.sort_unstable();
+        all.dedup();
+        Ok(if all.is_empty() { vec![ByteTokenizer::VOCAB] } else { all })
+    }
+
     /// A sentence for every model that cannot have about as many parameters as the others.
     fn sizes(&self) -> Result<Vec<String>> {
         let Settings { params, d_model, blocks, .. } = self.settings;
         let mut notes = vec![];
+        let vocabs = self.vocabs()?;
         for model in self.models.iter().filter(|model| self.settings.sizes(model)) {
-            let config = self.settings.model(model, ByteTokenizer::VOCAB)?;
-            notes.extend(size_note(model, config.block_params(), params, d_model, blocks));
+            for &vocab in &vocabs {
+                let config = self.settings.model(model, vocab)?;
+                let note = size_note(model, config.block_params(), params, d_model, blocks);
+                notes.extend(note.filter(|note| !notes.contains(note)));
+            }
         }
         Ok(notes)
     }
@@ -238,6 +269,12 @@ pub struct DataFacts {
     pub name: String,
     /// What kind of text it is.
     pub kind: Kind,
+    /// The tokenizer's name, `byte` for text as it is; empty in what was written before it was noted.
+    #[serde(default)]
+    pub tokenizer: String,
+    /// Tokens of its vocabulary.
+    #[serde(default)]
+    pub vocab: usize,
     /// Tokens to train on; absent for the endless `math`.
     pub train_tokens: Option<u64>,
     /// What a change of the text changes; see [`Data::fingerprint`].
@@ -252,6 +289,11 @@ pub struct DataFacts {
 }
 
 impl DataFacts {
+    /// What a token is called: a byte where that is all that there is.
+    pub fn unit(&self) -> &'static str {
+        if ["byte", ""].contains(&&*self.tokenizer) { "byte" } else { "token" }
+    }
+
     fn of(data: &Data, settings: &Settings) -> Result<DataFacts> {
         let &Settings { batch, seq, seed, eval_tokens, .. } = settings;
         let validation = data.validation(batch, seq, Some(eval_tokens))?;
@@ -266,6 +308,8 @@ impl DataFacts {
         Ok(DataFacts {
             name: data.name.clone(),
             kind: data.kind,
+            tokenizer: data.tokenizer.name().to_owned(),
+            vocab: data.tokenizer.vocab(),
             train_tokens: data.train_tokens(),
             fingerprint: data.fingerprint(),
             val_tokens: validation.as_ref().map_or(0, |v| v.tokens()),
@@ -442,6 +486,20 @@ impl Run {
         let mut run = Run { results, notes, keeping, folder: folder.to_owned(), data, log, lock };
         run.write()?;
         Ok(run)
+    }
+
+    /// Whether the run has event files, which a run that goes on must go on with.
+    pub fn has_events(&self) -> bool {
+        self.folder.join(folder::EVENTS).is_dir()
+    }
+
+    /// Writes event files for TensorBoard from now on, which say what the log says, its beginning included.
+    ///
+    /// # Errors
+    /// When one cannot be written, or the log cannot be read.
+    #[cfg(feature = "export")]
+    pub fn write_events(&mut self) -> Result<()> {
+        self.log.with_events(&self.folder.join(folder::EVENTS), self.results.plan.is_wide())
     }
 
     /// What is still to be trained, in order.

@@ -189,7 +189,8 @@ pub fn read_state(save: &Path) -> Result<State> {
     if found != expected {
         return Err(failed(&format!("its format must be `{expected}`, found `{found}`")));
     }
-    let state: State = serde_json::from_value(value).map_err(|e| failed(&e))?;
+    // From the text again, not from the value: its errors say in which line.
+    let state: State = serde_json::from_slice(&bytes).map_err(|e| failed(&e))?;
     match save.file_name().and_then(|name| name.to_str()).and_then(step_of) {
         Some(step) if step != state.step => {
             Err(failed(&format!("it is of step {}, its folder is named after step {step}", state.step)))

@@ -13,7 +13,6 @@ use crate::blocks::BlockSampling;
 use crate::memory;
 use crate::objective::{self, Lesson};
 use crate::settings::Settings;
-use crate::tokenizer::ByteTokenizer;
 use crate::{Error, Result};
 
 /// One model at one length.
@@ -36,20 +35,22 @@ struct Case {
     optimizer: AdamW,
     name: String,
     dtype: DType,
+    vocab: usize,
     seq: usize,
     times: Vec<f64>,
     bytes: usize,
 }
 
 /// Measures every model at every length `rounds` times after a round that warms up, in turns: what the machine does
-/// meanwhile hits all alike. A turn has as many steps of one sequence as make the tokens of the longest. `said` hears of
-/// the seconds of every turn.
+/// meanwhile hits all alike. Models have `vocab` tokens. A turn has as many steps of one sequence as make the tokens of the
+/// longest. `said` hears of the seconds of every turn.
 ///
 /// # Errors
 /// When there is no such model, sizes do not fit, the memory cannot do, or there is nothing to measure.
 pub fn measure(
     settings: &Settings,
     models: &[String],
+    vocab: usize,
     lengths: &[usize],
     rounds: usize,
     mut said: impl FnMut(&str, usize, f64),
@@ -63,7 +64,7 @@ pub fn measure(
     // As many sentinels as the longest sequences need.
     let settings = &Settings { seq: tokens, ..settings.clone() };
     for name in models {
-        let config = settings.model(name, ByteTokenizer::VOCAB)?;
+        let config = settings.model(name, vocab)?;
         lengths.iter().try_for_each(|&seq| objective::check(&config, seq))?;
         let step =
             memory::Step { dtype, rows: 1, seq: tokens, accumulate: 1, recompute: settings.checkpoint_activations };
@@ -72,7 +73,7 @@ pub fn measure(
             let mut model = Model::new(&config, settings.seed, dtype).map_err(|e| Error::new(e.to_string()))?;
             model.recompute(settings.checkpoint_activations);
             let (optimizer, name) = (AdamW::default(), name.clone());
-            cases.push(Case { model, optimizer, name, dtype, seq, times: vec![], bytes: 0 });
+            cases.push(Case { model, optimizer, name, dtype, vocab, seq, times: vec![], bytes: 0 });
         }
     }
     for round in 0..=rounds {
@@ -109,7 +110,7 @@ impl Case {
 
     fn step(&mut self, number: u64, counts: bool) -> Result<f64> {
         let mut rng = Rng::new(number);
-        let tokens = rng.ids(DType::I64, &[self.seq + 1], ByteTokenizer::VOCAB as u64).as_slice::<i64>().to_vec();
+        let tokens = rng.ids(DType::I64, &[self.seq + 1], self.vocab as u64).as_slice::<i64>().to_vec();
         let batch = Batch { rows: 1, seq: self.seq, tokens, classes: None };
         let lesson = Lesson::new(&self.model, &BlockSampling::RandomUniform, &batch, number, 0);
         let weight = Tensor::scalar(self.dtype, 1.0 / lesson.targets() as f64);
@@ -141,16 +142,17 @@ mod tests {
     fn every_length_has_as_many_tokens() {
         let nano = Settings::preset("nano").unwrap();
         let mut said = 0;
-        let rows = measure(&nano, &["wango".into(), "gau".into()], &[16, 64], 1, |_, _, _| said += 1).unwrap();
+        let rows = measure(&nano, &["wango".into(), "gau".into()], 256, &[16, 64], 1, |_, _, _| said += 1).unwrap();
         let sizes: Vec<_> = rows.iter().map(|row| (row.model.as_str(), row.seq, row.steps)).collect();
         assert_eq!(sizes, [("wango", 16, 4), ("wango", 64, 1), ("gau", 16, 4), ("gau", 64, 1)]);
         assert_eq!(said, 8);
-        measure(&nano, &["encoder-decoder".into(), "double".into()], &[2, 200], 1, |_, _, _| {}).unwrap();
-        let error = measure(&nano, &["encoder-decoder".into()], &[1, 200], 1, |_, _, _| {}).unwrap_err().to_string();
+        measure(&nano, &["encoder-decoder".into(), "double".into()], 256, &[2, 200], 1, |_, _, _| {}).unwrap();
+        let error =
+            measure(&nano, &["encoder-decoder".into()], 256, &[1, 200], 1, |_, _, _| {}).unwrap_err().to_string();
         assert!(error.contains("2 tokens or more, found 1"), "{error}");
         for (models, lengths, rounds) in [(0, &[8][..], 1), (1, &[], 1), (1, &[0], 1), (1, &[8], 0)] {
             let models = vec!["tango".to_owned(); models];
-            assert!(measure(&nano, &models, lengths, rounds, |_, _, _| {}).is_err());
+            assert!(measure(&nano, &models, 256, lengths, rounds, |_, _, _| {}).is_err());
         }
     }
 }

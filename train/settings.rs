@@ -1,19 +1,20 @@
 //! Settings of a run: what the presets fix and what a user may change, by option or by configuration file.
 
+use std::sync::LazyLock;
+
 use kumiki_models::accounting::MAX_APPLICATIONS;
 use kumiki_nn::{Decay, Schedule};
-use kumiki_ops::FeatureMap;
 use kumiki_tensor::DType;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::presets;
+pub use crate::presets::PRESETS;
 use crate::suggest::unknown;
 use crate::trainer::StepConfig;
 use crate::zoo::Suite;
 use crate::{Error, Result};
-
-/// The presets, by name, from seconds to weeks.
-pub const PRESETS: [&str; 4] = ["nano", "tiny", "small", "paper"];
 
 /// The largest size of an axis; products of two of them are far from overflowing.
 pub const LARGEST: usize = 1 << 20;
@@ -32,7 +33,7 @@ const LISTS: [&str; 2] = ["cem_attention", "cem_mlp"];
 
 /// Everything about a run but its data and the model's name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Settings {
     /// Model width D.
     pub d_model: usize,
@@ -104,45 +105,34 @@ pub struct Settings {
     pub checkpoint_activations: bool,
 }
 
+// Derived with the fields as they stand; what the derivation is for begins with the preset `tiny`, so that what was written
+// before a setting was there can still be read.
+impl Serialize for Settings {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        Settings::serialize(self, to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Settings {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Settings, D::Error> {
+        let mut all = Settings::default().to_map();
+        let found = serde_json::Map::deserialize(from)?;
+        if let Some(key) = found.keys().find(|key| !all.contains_key(*key)) {
+            let keys = Settings::keys();
+            let known: Vec<&str> = keys.iter().map(String::as_str).collect();
+            return Err(D::Error::custom(unknown("setting", key, &known)));
+        }
+        all.extend(found);
+        Settings::deserialize(Value::Object(all)).map_err(|e| D::Error::custom(format!("settings: {e}")))
+    }
+}
+
 impl Default for Settings {
     /// The preset `tiny`.
     fn default() -> Settings {
-        Settings {
-            d_model: 128,
-            heads: 4,
-            head_dim: 32,
-            window: 32,
-            feature_map: FeatureMap::default().name().into(),
-            transformer_heads: 4,
-            key_width: 32,
-            chunk: 64,
-            cem_attention: "cem".into(),
-            cem_mlp: "cem".into(),
-            cem_width: "llama".into(),
-            context_layers: 0,
-            prompt_lengths: String::new(),
-            init_from: String::new(),
-            blocks: 4,
-            params: 400_000,
-            seq: 256,
-            batch: 16,
-            accumulate: 1,
-            steps: 250,
-            lr: 3e-3,
-            lr_floor: 0.1,
-            warmup: 25,
-            schedule: "cosine".into(),
-            weight_decay: 0.1,
-            mup_base_width: 0,
-            clip: 1.0,
-            dropout: 0.0,
-            seed: 0,
-            eval_every: 50,
-            eval_tokens: 65_536,
-            val_fraction: crate::corpus::VAL_FRACTION,
-            dtype: "f32".into(),
-            checkpoint_activations: false,
-        }
+        static TINY: LazyLock<Settings> =
+            LazyLock::new(|| Settings::preset(presets::FIRST).unwrap_or_else(|e| panic!("{e}")));
+        TINY.clone()
     }
 }
 
@@ -152,97 +142,15 @@ impl Settings {
     /// # Errors
     /// Names the nearest preset when there is none of that name.
     pub fn preset(name: &str) -> Result<Settings> {
-        let tiny = Settings::default();
-        Ok(match name {
-            "nano" => Settings {
-                d_model: 32,
-                heads: 2,
-                head_dim: 16,
-                window: 16,
-                transformer_heads: 2,
-                key_width: 16,
-                chunk: 16,
-                blocks: 2,
-                params: 20_000,
-                seq: 64,
-                batch: 8,
-                steps: 20,
-                warmup: 4,
-                eval_every: 10,
-                eval_tokens: 2048,
-                ..tiny
-            },
-            "tiny" => tiny,
-            "small" => Settings {
-                d_model: 256,
-                heads: 8,
-                window: 64,
-                transformer_heads: 8,
-                key_width: 64,
-                chunk: 128,
-                params: 5_000_000,
-                seq: 512,
-                steps: 2000,
-                lr: 1.5e-3,
-                warmup: 100,
-                eval_every: 200,
-                eval_tokens: 262_144,
-                ..tiny
-            },
-            "paper" => Settings {
-                d_model: 512,
-                heads: 16,
-                window: 128,
-                transformer_heads: 8,
-                key_width: 128,
-                chunk: 256,
-                params: 44_300_000,
-                seq: 8192,
-                batch: 4,
-                accumulate: 8,
-                steps: 20_000,
-                lr: 6e-4,
-                warmup: 1000,
-                eval_every: 1000,
-                eval_tokens: 1_048_576,
-                checkpoint_activations: true,
-                ..tiny
-            },
-            other => return Err(Error::new(unknown("preset", other, &PRESETS))),
-        })
+        Settings::for_suite(Suite::Tango, name)
     }
 
-    /// The settings of a preset for the models of a suite: as [`Settings::preset`], but for the size of the paper's models.
+    /// The settings of a preset for the models of a suite: as [`Settings::preset`], but for sizes of that suite's own.
     ///
     /// # Errors
     /// Names the nearest preset when there is none of that name.
     pub fn for_suite(suite: Suite, name: &str) -> Result<Settings> {
-        let settings = Settings::preset(name)?;
-        Ok(match (suite, name) {
-            // 85 M parameters, F = 2048, and 20 tokens of text a parameter.
-            (Suite::Cem, "paper") => Settings {
-                d_model: 768,
-                transformer_heads: 12,
-                blocks: 12,
-                params: 84_953_088,
-                seq: 1024,
-                batch: 8,
-                accumulate: 8,
-                steps: 26_000,
-                ..settings
-            },
-            (Suite::Tango | Suite::Cem, _) => settings,
-            // Layers of F = 4D.
-            (Suite::Double, "nano") => Settings { blocks: 3, ..settings }.with_layers(2e-3),
-            (Suite::Double, "tiny") => Settings { blocks: 6, ..settings }.with_layers(2e-3),
-            (Suite::Double, "small") => Settings { blocks: 12, ..settings }.with_layers(1e-3),
-            // The largest of the paper's sizes, and a billion tokens.
-            (Suite::Double, _) => {
-                let (seq, batch, accumulate, steps) = (2048, 8, 8, 7_630);
-                Settings { d_model: 832, transformer_heads: 13, blocks: 12, seq, batch, accumulate, steps, ..settings }
-                    .with_layers(6e-4)
-            }
-        })
+        presets::settings(suite, name)
     }
 
     /// Of this width D, with these layers of the first and of the second stack, heads of 64 (of D/2 below 128).
@@ -257,9 +165,9 @@ impl Settings {
         Settings { params: blocks * (12 * d * d + 2 * d), lr, ..self }
     }
 
-    /// The names of all settings.
+    /// The names of all settings, those of the model first.
     pub fn keys() -> Vec<String> {
-        Settings::default().to_map().into_iter().map(|(key, _)| key).collect()
+        presets::keys()
     }
 
     /// Sets the field `key`, as an option or a line of a configuration file does.
@@ -292,7 +200,7 @@ impl Settings {
             (_, value) => value,
         };
         all.insert(key.to_owned(), value);
-        *self = serde_json::from_value(Value::Object(all)).map_err(|e| Error::new(format!("setting `{key}`: {e}")))?;
+        *self = Settings::deserialize(Value::Object(all)).map_err(|e| Error::new(format!("setting `{key}`: {e}")))?;
         Ok(())
     }
 
@@ -305,7 +213,8 @@ impl Settings {
         Some((key, value, found))
     }
 
-    fn to_map(&self) -> serde_json::Map<String, Value> {
+    /// Every setting under its name.
+    pub fn to_map(&self) -> serde_json::Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(map)) => map,
             other => unreachable!("settings are a struct of plain fields, found {other:?}"),

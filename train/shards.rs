@@ -300,6 +300,32 @@ impl Tokens {
         self.parts.iter().fold(crate::mix::mix(self.len), |sum, part| crate::mix::mix(sum ^ part.ids.sum))
     }
 
+    /// How often every id is there, and every class of [`Class::ALL`].
+    pub(crate) fn census(&self) -> (Vec<u64>, [u64; Class::ALL.len()]) {
+        let count = |part: &Part| {
+            let (mut ids, mut classes) = (vec![0u64; self.vocab], [0u64; CLASSES]);
+            // Below the vocabulary, as was checked.
+            match part.ids.width {
+                1 => part.ids.items().iter().for_each(|&id| ids[usize::from(id)] += 1),
+                2 => (part.ids.items().as_chunks().0.iter())
+                    .for_each(|&id| ids[usize::from(u16::from_le_bytes(id))] += 1),
+                _ => (part.ids.items().as_chunks().0.iter()).for_each(|&id| ids[u32::from_le_bytes(id) as usize] += 1),
+            }
+            let items = part.classes.as_ref().map_or(&[][..], Shard::items);
+            items.iter().for_each(|&item| classes[usize::from(item)] += 1);
+            (ids, classes)
+        };
+        let cost = self.parts.iter().map(|part| part.ids.count as usize).max().unwrap_or(0);
+        let counted = threads::parallel_map(self.parts.len(), cost, |n| count(&self.parts[n]));
+        let (mut ids, mut classes) = (vec![0; self.vocab], [0; Class::ALL.len()]);
+        for (more, marked) in counted {
+            ids.iter_mut().zip(more).for_each(|(sum, n)| *sum += n);
+            // The first is of no class.
+            classes.iter_mut().zip(&marked[1..]).for_each(|(sum, n)| *sum += n);
+        }
+        (ids, classes)
+    }
+
     /// Hands the shards that have `range` to `take`, each with its part of it.
     #[track_caller]
     fn over(&self, range: Range<u64>, mut take: impl FnMut(&Part, Range<usize>)) {

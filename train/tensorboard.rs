@@ -19,7 +19,7 @@ use crate::log::Record;
 use crate::{Error, Result};
 
 /// Of every event file. TensorBoard knows them by the word in the middle.
-pub const FILE: &str = "events.out.tfevents.0.kumiki";
+pub const FILE: &str = crate::folder::EVENTS_FILE;
 
 /// What a record says, tag by tag. TensorBoard keeps 32 bits of a number.
 fn scalars(record: &Record) -> impl Iterator<Item = (&'static str, f64)> {
@@ -351,6 +351,39 @@ mod tests {
                 [live.path(), after.path()].map(|root| fs::read(root.join(relative).join(FILE)).unwrap());
             assert!(live == after && after.len() > 500, "{relative:?}");
         }
+    }
+
+    #[test]
+    fn events_follow_their_log_whatever_becomes_of_it() {
+        let dir = Scratch::new();
+        let (log, events) = (dir.path().join("log.jsonl"), dir.path().join("events"));
+        let steps = |file: &str| -> Vec<u64> {
+            let all = read(&events.join(file).join(FILE));
+            all.iter().filter(|event| event.2 == "train/loss").map(|event| event.1).collect()
+        };
+        let mut writer = crate::log::Writer::create(&log).unwrap();
+        writer.write(&record("tango", 0, 1)).unwrap();
+        writer.with_events(&events, false).unwrap();
+        assert_eq!(steps("tango"), [1]);
+        (2..6).for_each(|step| writer.write(&record("tango", 0, step)).unwrap());
+        writer.write(&record("gau", 0, 1)).unwrap();
+        assert_eq!((steps("tango"), steps("gau")), (vec![1, 2, 3, 4, 5], vec![1]));
+        // The process dies, and goes on from a save of step 3.
+        drop(writer);
+        let mut writer = crate::log::Writer::append(&log).unwrap();
+        writer.with_events(&events, false).unwrap();
+        writer.retain(|r| r.model.as_deref() == Some("tango") && r.step < 3, |_| true).unwrap();
+        assert!(!events.join("gau").exists(), "what the log has lost");
+        (3..8).for_each(|step| writer.write(&record("tango", 0, step)).unwrap());
+        assert_eq!(steps("tango"), [1, 2, 3, 4, 5, 6, 7]);
+        std::fs::remove_dir_all(&events).unwrap();
+        writer.write(&record("tango", 0, 8)).unwrap();
+        assert_eq!(steps("tango"), [1, 2, 3, 4, 5, 6, 7, 8]);
+        // The run has become one of several seeds; what is somebody else's stays.
+        let mine = dir.file("events/tango/mine.txt", "mine");
+        writer.with_events(&events, true).unwrap();
+        assert_eq!(steps("a_b_/seed-0/tango"), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(!events.join("tango").join(FILE).exists() && mine.exists());
     }
 
     #[test]

@@ -8,10 +8,11 @@ use kumiki_nn::{AdamW, Module, Schedule, clip_global_norm};
 use kumiki_tensor::{DType, Rng, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::batches::{Batch, Batches, Validation};
+use crate::batches::{Batch, Batches};
 use crate::blocks::BlockSampling;
 use crate::marks::Class;
 use crate::objective::{self, Lesson, Scores};
+use crate::validation::Validation;
 use crate::{Error, Result};
 
 /// What an optimiser step does, apart from the data.

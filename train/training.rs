@@ -12,16 +12,17 @@ use kumiki_models::Model;
 use kumiki_models::accounting::{self, Pairs};
 use kumiki_tensor::{memory_stats, reset_peak};
 
-use crate::batches::Validation;
 use crate::compare::{Event, ModelResult};
 use crate::data::Data;
 use crate::log::{Record, Writer};
 use crate::marks::Class;
-use crate::run::Machine;
+use crate::run::{Cell, Machine};
 use crate::saves::{self, State};
 use crate::settings::Settings;
 use crate::stop::Stop;
+use crate::tokenizer::Tokenizer;
 use crate::trainer::{Evaluation, Trainer, evaluate, logit_scale};
+use crate::validation::Validation;
 use crate::{Error, Result, checkpoint};
 
 /// How a training is saved and stopped. Nothing of it changes what is learnt.
@@ -101,6 +102,11 @@ pub fn train_model(
              again; bring it back, or begin anew with --restart",
             first - 1
         )));
+    }
+    // Not before the save has proved to be of use, and the log to be whole.
+    if training.saved.is_some() {
+        let cell = Cell { corpus: data.name.clone(), seed: settings.seed, model: name.to_owned() };
+        show(Event::Note(&format!("{cell} goes on after step {first}")));
     }
     show(Event::Start { model: name, steps: settings.steps, done: first });
     if first == 0 {
@@ -368,14 +374,18 @@ fn fresh(name: &str, settings: &Settings, data: &Data) -> Result<Trainer> {
         "" => Model::new(&config, settings.seed, settings.dtype()?).map_err(|e| named(&e))?,
         from => {
             let found = checkpoint::load(Path::new(from), settings.dtype()?)?;
+            // The vocabulary first: with another one the configuration is another, too, and says less about why.
+            if found.tokenizer != data.tokenizer {
+                let vocabulary = |t: &Tokenizer| format!("the vocabulary of `{}` ({} tokens)", t.name(), t.vocab());
+                return Err(named(&format!(
+                    "`{from}`, which it is to begin from, has {}, `{}` has {}; expected the same",
+                    vocabulary(&found.tokenizer),
+                    data.name,
+                    vocabulary(&data.tokenizer)
+                )));
+            }
             if found.model.config() != config {
                 return Err(named(&format!("`{from}`, which it is to begin from, holds another model")));
-            }
-            if found.tokenizer != data.tokenizer {
-                let (then, now) = (found.tokenizer.name(), data.tokenizer.name());
-                return Err(named(&format!(
-                    "`{from}`, which it is to begin from, is of the tokenizer `{then}`, not `{now}`"
-                )));
             }
             let (held, asked) = (found.model.logit_scale(), logit_scale(&config, settings.mup_base_width));
             if asked.is_some_and(|asked| asked != held) {

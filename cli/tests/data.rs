@@ -41,7 +41,34 @@ fn a_vocabulary_of_ones_own_from_learning_to_writing() {
     assert!(exists(&format!("{out}/tokenizer.json")));
     fail(1, &args, &["has prepared data already", "--replace"]);
     succeed(&[&args[..], &["--replace"]].concat());
-    succeed(&["train", "--model", "tango", "--preset", "nano", "--steps", "4", "--data", &out, "--out", &run]);
+    let train = ["train", "--model", "tango", "--preset", "nano", "--steps", "4", "--data"];
+    let said = succeed(&[&train[..], &[&out, "--out", &run]].concat());
+    assert!(
+        said.out.contains("NLL in nats per token") && said.out.contains("entropy of single tokens"),
+        "{}",
+        said.out
+    );
+    let results = json(&format!("{run}/results.json"));
+    let tokenizer = results["data"][0]["tokenizer"].as_str().unwrap();
+    assert!(tokenizer.starts_with("own@") && results["data"][0]["vocab"] == 300, "{results}");
+    // Another vocabulary is no place to begin from, and both are named.
+    let (bytes, begun) = (dir.path("bytes"), dir.path("begun"));
+    let said = succeed(&[&train[..], &[&book, "--out", &bytes]].concat());
+    assert!(said.out.contains("NLL in nats per byte") && said.out.contains("entropy of single bytes"), "{}", said.out);
+    let begin = [&train[..], &[&out, "--out", &begun, "--init-from", &bytes]].concat();
+    fail(
+        1,
+        &begin,
+        &["has the vocabulary of `byte` (256 tokens), `", &format!("has the vocabulary of `{tokenizer}` (300 tokens)")],
+    );
+    // What a model costs is counted with its own vocabulary.
+    let wide = ["inference", "--models", "tango", "--preset", "nano", "--seq", "8", "--tokens", "2", "--out"];
+    succeed(&[&wide[..], &[&dir.path("a.svg"), "--vocab", "300"]].concat());
+    fail(
+        1,
+        &[&wide[..], &[&dir.path("a.svg"), "--vocab", "0"]].concat(),
+        &["--vocab must be from 1 to 1048576, found 0"],
+    );
     let found = succeed(&["eval", "--checkpoint", &run, "--data", &out, "--tokens", "256", "--json"]);
     let found: serde_json::Value = serde_json::from_str(&found.out).unwrap();
     let of = |key: &str| found[key].as_f64().unwrap();
@@ -108,4 +135,71 @@ fn case_36_too_little_text() {
             assert_eq!(json(&format!("{run}/results.json"))["finished"], true);
         }
     }
+}
+
+#[test]
+fn what_the_description_counts_is_counted_again() {
+    let dir = Scratch::new();
+    let text = dir.file("AREA__MODULE.txt", "What is 1 + 1?\n2\n".repeat(40));
+    let out = dir.path("out");
+    succeed(&["data", "prepare", &text, "--out", &out]);
+    succeed(&["data", "show", &out]);
+    let path = format!("{out}/meta.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let meta = json(&path);
+    for (key, phrase) in [
+        ("documents", "documents; its shards have "),
+        ("bytes", "bytes of text; its tokens stand for "),
+        ("answer_tokens", "tokens of the class answer; its shards have "),
+        ("tokens", "tokens; its shards have "),
+    ] {
+        let mut wrong = meta.clone();
+        let number = meta["train"][key].as_u64().unwrap();
+        wrong["train"][key] = (number + 1).into();
+        std::fs::write(&path, wrong.to_string()).unwrap();
+        let said = format!("says {} {phrase}{number}", number + 1);
+        fail(1, &["data", "show", &out], &["meta.json` ", &said]);
+    }
+    // The memory that a run needs is counted with the vocabulary that the description has, before all of it is opened.
+    let mut wide = meta.clone();
+    wide["vocab"] = (1u64 << 32).into();
+    std::fs::write(&path, wide.to_string()).unwrap();
+    let train = ["train", "--model", "tango", "--preset", "nano", "--data", &out, "--out", "none"];
+    fail(1, &train, &["training `tango` needs at least 2048.0 GiB of memory"]);
+    std::fs::write(&path, good.replace("\"documents\"", "\"docs\"")).unwrap();
+    fail(1, &["data", "show", &out], &["does not describe prepared data: unknown field `docs`", " at line "]);
+}
+
+#[cfg(all(unix, feature = "bpe"))]
+#[test]
+fn ctrl_c_leaves_nothing_half_written() {
+    use std::time::{Duration, Instant};
+    let dir = Scratch::new();
+    // Words of which none is like another: as slow as can be.
+    let words = (0..3_000_000u64).map(|n| format!("{:x} ", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect::<String>();
+    let (text, small) = (dir.file("big.txt", words), dir.file("small.txt", "a few words ".repeat(20)));
+    let out = dir.path("out");
+    succeed(&["data", "prepare", &small, "--out", &out]);
+    let before = std::fs::read(format!("{out}/meta.json")).unwrap();
+    let args = ["data", "prepare", &text, "--tokenizer", "gpt2", "--out", &out, "--replace"];
+    let child = common::kumiki(&args).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn();
+    let child = child.unwrap();
+    let begun = Instant::now();
+    // The signal is handled before the folder is made.
+    while !exists(&dir.path(".out.partial")) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never began");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let asked = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(asked.success());
+    let said = common::said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, 130, "{}", said.err);
+    assert!(said.err.contains("stopping, and removing what is half written"), "{}", said.err);
+    assert!(
+        said.err.ends_with(&format!("stopped; nothing was written to `{out}`\n")) && said.out.is_empty(),
+        "{}",
+        said.err
+    );
+    assert!(!exists(&dir.path(".out.partial")));
+    assert_eq!(std::fs::read(format!("{out}/meta.json")).unwrap(), before, "what was there stays");
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
 use common::{Scratch, exists, fail, json, kumiki, run, succeed};
@@ -69,6 +69,11 @@ fn compare_on_math_then_evaluate_and_generate() {
         &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--temperature", "-1"],
         &["temperature must be 0"],
     );
+    assert_eq!(text, generate(&["--repetition-penalty", "1"]));
+    assert_ne!(text, generate(&["--repetition-penalty", "1.5"]));
+    let penalty = ["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--repetition-penalty", "0"];
+    fail(1, &penalty, &["repetition-penalty must be above 0 (1 for none), found 0"]);
+    lines_are_answered_as_they_come(&checkpoint);
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--top-p", "0"], &["top-p must be above 0"]);
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", ""], &["the prompt is empty"]);
     fail(1, &["generate", "--checkpoint", &out, "--prompt", "a"], &["holds 3 models; choose one"]);
@@ -180,4 +185,57 @@ fn help_teaches() {
     }
     assert_eq!(run(&[]).code, 2);
     assert!(succeed(&["--version"]).out.starts_with("kumiki "));
+}
+
+/// As with `--prompt` alone, each before the next is read.
+fn lines_are_answered_as_they_come(checkpoint: &str) {
+    let alone =
+        |prompt: &str| succeed(&["generate", "--checkpoint", checkpoint, "--prompt", prompt, "--tokens", "12"]).out;
+    let start = |more: &[&str]| {
+        let base = ["generate", "--checkpoint", checkpoint, "--stdin", "--tokens", "12"];
+        let mut command = kumiki(&base.iter().chain(more).copied().collect::<Vec<_>>());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut child = start(&[]);
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut all = String::new();
+    for (n, (line, prompt)) in [("What is 1?\n", "What is 1?"), ("\n\r\n1 + 1\r\n", "1 + 1")].iter().enumerate() {
+        input.write_all(line.as_bytes()).unwrap();
+        // The answer is there though more lines may come: this would wait for ever otherwise.
+        let expected = format!("--- {} ---\n{}", n + 1, alone(prompt));
+        let mut said = vec![0; expected.len()];
+        output.read_exact(&mut said).unwrap();
+        assert_eq!(String::from_utf8(said).unwrap(), expected);
+        all += &expected;
+    }
+    input.write_all("last".as_bytes()).unwrap();
+    drop(input);
+    output.read_to_string(&mut all).unwrap();
+    assert!(all.ends_with(&format!("--- 3 ---\n{}", alone("last"))), "{all}");
+    assert!(child.wait().unwrap().success());
+
+    let mut child = start(&["--json"]);
+    child.stdin.take().unwrap().write_all("What \"is\" 1?\n1 + 1\n".as_bytes()).unwrap();
+    let said = common::said(child.wait_with_output().unwrap());
+    let objects: Vec<serde_json::Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(objects.len(), 2, "{}", said.out);
+    for (object, prompt) in objects.iter().zip(["What \"is\" 1?", "1 + 1"]) {
+        assert_eq!(
+            (&object["prompt"], &object["tokens"], &object["ended"]),
+            (&prompt.into(), &12.into(), &false.into())
+        );
+        assert_eq!(format!("{prompt}{}\n", object["text"].as_str().unwrap()), alone(prompt));
+    }
+
+    for (lines, phrases) in [
+        (&b"\n\n"[..], &["standard input has no line with text"][..]),
+        (b"good\n\xff\n", &["line 2 of standard input is no UTF-8 at its byte 0"]),
+    ] {
+        let mut child = start(&[]);
+        child.stdin.take().unwrap().write_all(lines).unwrap();
+        let said = common::said(child.wait_with_output().unwrap());
+        assert!(said.code == 1 && phrases.iter().all(|phrase| said.err.contains(phrase)), "{}", said.err);
+    }
+    fail(2, &["generate", "--checkpoint", checkpoint, "--stdin", "--prompt", "a"], &["--stdin"]);
+    fail(2, &["generate", "--checkpoint", checkpoint], &["--prompt <TEXT>"]);
 }

@@ -167,7 +167,26 @@ fn what_is_resumed_must_be_what_it_was() {
     let resume = ["train", "--resume", &out];
     fail(1, &[&resume[..], &["--steps", "30"]].concat(), &["had steps 20, now it is 30", "--out another folder"]);
     fail(1, &[&resume[..], &["--out", "elsewhere"]].concat(), &["name two folders"]);
-    fail(1, &["train", "--resume", &dir.path("none")], &["nothing to resume"]);
+    let none = dir.path("none");
+    fail(
+        1,
+        &["train", "--resume", &none],
+        &[&format!("there is no run in `{none}` to resume; without --resume one begins")],
+    );
+    dir.file("mine/thesis.txt", "");
+    fail(1, &["train", "--resume", &dir.path("mine")], &["holds no run of kumiki's to resume (it has `thesis.txt`)"]);
+    // What it goes on with is said when it is known to be of use.
+    let state = dir.path("out/untied/step-3/state.json");
+    let good = std::fs::read_to_string(&state).unwrap();
+    std::fs::write(&state, good.replace("\"next_batch\"", "\"next_batsh\"")).unwrap();
+    let said = fail(1, &resume, &["step-3/state.json`: missing field `next_batch` at line "]);
+    assert!(!said.contains("goes on after"), "{said}");
+    std::fs::write(&state, good).unwrap();
+    let results = dir.path("out/results.json");
+    let good = std::fs::read_to_string(&results).unwrap();
+    std::fs::write(&results, good.replace("\"machine\"", "\"machina\"")).unwrap();
+    fail(1, &resume, &["results.json` cannot be resumed from: missing field `machine` at line "]);
+    std::fs::write(&results, good).unwrap();
     fail(1, &["compare", "tango", "--resume", &out], &["its experiment must be `compare tango`, found `train untied`"]);
     fail(1, &[&resume[..], &["--stop-after", "0"]].concat(), &["--stop-after must be at least 1"]);
     fail(2, &[&resume[..], &["--keep", "0"]].concat(), &["--keep"]);

@@ -51,3 +51,75 @@ fn a_run_is_exported_and_shown() {
     fail(1, &["report", &out, "--out", &csv], &["is there already and is no page"]);
     assert_eq!(run(&["report", &out, "--out", &dir.path("no/page.html")]).code, 1);
 }
+
+/// The event files below a folder, with their names.
+fn events(folder: &str) -> Vec<(String, Vec<u8>)> {
+    fn below(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { below(&path, found) } else { found.push(path) }
+        }
+    }
+    let mut found = vec![];
+    below(std::path::Path::new(folder), &mut found);
+    found.sort();
+    let name = |path: &std::path::PathBuf| path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+    found.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn event_files_are_written_as_a_run_goes_and_nothing_is_there_twice() {
+    let dir = Scratch::new();
+    let out = dir.path("run");
+    let base = ["compare", "tango", "--preset", "nano", "--models", "tango,gau", "--steps", "6", "--eval-every", "2"];
+    let run = |more: &[&str]| succeed(&[&base[..], &["--out", &out], more].concat());
+    let exported = || {
+        let folder = dir.path("exported");
+        let _ = std::fs::remove_dir_all(&folder);
+        succeed(&["export", &out, "--tensorboard", &folder]);
+        events(&folder)
+    };
+    let live = || events(&format!("{out}/events"));
+    let names = |all: &[(String, Vec<u8>)]| all.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    run(&["--tensorboard", "--stop-after", "3"]);
+    assert_eq!(names(&live()), ["tango/events.out.tfevents.0.kumiki"]);
+    assert!(live() == exported());
+    // A line that a killed process wrote after its save, and an event that it did not come to.
+    let log = format!("{out}/log.jsonl");
+    let text = std::fs::read_to_string(&log).unwrap();
+    let line = text.lines().last().unwrap().replace("\"step\":3", "\"step\":4");
+    std::fs::write(&log, format!("{text}{line}\n")).unwrap();
+    // It goes on with them though nobody asks again.
+    let said = run(&["--resume"]);
+    assert!(said.out.contains("curves.svg curves.png events/ tango/"), "{}", said.out);
+    assert_eq!(names(&live()).len(), 2);
+    assert!(live() == exported(), "what is written live is what is exported");
+    let tango = live().remove(1).1;
+    run(&["--resume", "--seeds", "0,1"]);
+    assert_eq!(names(&live()).len(), 4);
+    let seeds =
+        ["gau", "tango"].map(|model| [0, 1].map(|n| format!("math/seed-{n}/{model}/events.out.tfevents.0.kumiki")));
+    assert!(seeds.iter().flatten().all(|name| names(&live()).contains(name)), "{:?}", names(&live()));
+    assert!(live() == exported() && live().iter().any(|(_, bytes)| *bytes == tango));
+
+    // An unfinished run is replaced with all that it has; what is somebody else's stays.
+    let other = dir.path("other");
+    let begin = |model: &str| {
+        let base =
+            ["train", "--model", model, "--preset", "nano", "--out", &other, "--tensorboard", "--stop-after", "1"];
+        base.map(str::to_owned)
+    };
+    let tango = begin("tango");
+    succeed(&tango.each_ref().map(String::as_str));
+    let gau = begin("gau");
+    let args = [&gau.each_ref().map(String::as_str)[..], &["--restart"]].concat();
+    succeed(&args);
+    assert_eq!(names(&events(&format!("{other}/events"))), ["gau/events.out.tfevents.0.kumiki"]);
+    let mine = dir.file("other/events/mine.txt", "");
+    succeed(&args);
+    assert!(exists(&mine));
+    // Without the option there are none.
+    let plain = dir.path("plain");
+    succeed(&[&base[..], &["--out", &plain, "--steps", "1"]].concat());
+    assert!(!exists(&format!("{plain}/events")));
+}

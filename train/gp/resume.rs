@@ -235,7 +235,12 @@ mod tests {
         };
         damage(RESULTS, "", "{", &["results.json` is damaged"]);
         damage(RESULTS, "\"experiment\": \"gp\"", "\"experiment\": \"x\"", &["experiment must be `gp`, found `x`"]);
-        damage(RESULTS, "\"floor\"", "\"roof\"", &["missing field `floor`; expected the results of this version"]);
+        damage(
+            RESULTS,
+            "\"floor\"",
+            "\"roof\"",
+            &["missing field `floor` at line ", "; expected the results of this version"],
+        );
         let edited = |edit: &dyn Fn(&mut Results)| {
             let mut results: Results = serde_json::from_slice(&fs::read(out.join(RESULTS)).unwrap()).unwrap();
             edit(&mut results);

@@ -10,12 +10,11 @@
 
 pub mod run;
 
-use kumiki_models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::data::vocab_of;
 use crate::settings::Settings;
 use crate::suggest::unknown;
-use crate::tokenizer::ByteTokenizer;
 use crate::zoo::{self, DOUBLE_SIZES, Suite, suite_of};
 use crate::{Error, Result};
 
@@ -200,6 +199,11 @@ impl Grid {
         self.costs().map(drop)
     }
 
+    /// The size of the vocabulary of its corpus.
+    fn vocab(&self) -> Result<usize> {
+        vocab_of(&self.corpus)
+    }
+
     /// All cells, the cheapest sizes and budgets first: what can be learnt early is.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::new();
@@ -220,12 +224,12 @@ impl Grid {
         let lr = self.settings.lr * (128.0 / d_model as f64).sqrt();
         let sized = self.settings.clone().with_stacks((d_model, first, second)).with_layers(lr);
         let step = (sized.batch * sized.seq * sized.accumulate) as u64;
-        let of = |name: &str| -> Result<ModelConfig> { sized.model(name, ByteTokenizer::VOCAB) };
         let tokens = match self.matched {
             Matched::Tokens => cell.budget as f64,
             Matched::Flops => {
-                cell.budget as f64 * of(BASELINE)?.training_flops(sized.seq)
-                    / of(&cell.model)?.training_flops(sized.seq)
+                let vocab = self.vocab()?;
+                let flops = |name: &str| -> Result<f64> { Ok(sized.model(name, vocab)?.training_flops(sized.seq)) };
+                cell.budget as f64 * flops(BASELINE)? / flops(&cell.model)?
             }
         };
         let steps = (tokens / step as f64).round() as u64;
@@ -245,7 +249,7 @@ impl Grid {
 
     fn cost(&self, cell: Cell) -> Result<Cost> {
         let settings = self.settings_of(&cell)?;
-        let config = settings.model(&cell.model, ByteTokenizer::VOCAB)?;
+        let config = settings.model(&cell.model, self.vocab()?)?;
         let tokens = settings.steps * (settings.batch * settings.seq * settings.accumulate) as u64;
         let flops = tokens as f64 * config.training_flops(settings.seq);
         Ok(Cost { params: config.block_params(), tokens, steps: settings.steps, flops, cell })

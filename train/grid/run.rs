@@ -130,6 +130,11 @@ impl GridRun {
         Ok(run)
     }
 
+    /// What losses are per: `byte` or `token`.
+    pub fn unit(&self) -> &'static str {
+        if self.data.tokenizer.name() == "byte" { "byte" } else { "token" }
+    }
+
     /// What is still to be done, in order.
     pub fn cells(&self) -> Vec<Cell> {
         let done = |cell: &Cell| self.results.rows.iter().any(|row| is_of(row, cell));
@@ -269,6 +274,12 @@ fn laws(results: &Results, options: &FitOptions) -> Vec<Law> {
     laws
 }
 
+/// Of `results.json` what cells have come to.
+#[derive(Deserialize)]
+struct Rows {
+    rows: Vec<Row>,
+}
+
 /// Whether `results.json` in the folder is of this grid, or of a part of it.
 ///
 /// # Errors
@@ -283,7 +294,8 @@ fn check(folder: &Path, grid: &Grid) -> Result<()> {
         return Err(failed(format!("its experiment must be \"{EXPERIMENT}\", found {found}; --out another folder")));
     }
     let wrong = |e: serde_json::Error| failed(format!("{e}; expected the results of this version of kumiki"));
-    let old: Grid = serde_json::from_value(value.clone()).map_err(wrong)?;
+    // From the text again, not from the value: its errors say in which line.
+    let old: Grid = serde_json::from_slice(&bytes).map_err(wrong)?;
     if let Some((key, then, now)) = old.settings.difference(&grid.settings) {
         return Err(failed(format!(
             "{key} was {then}, now it is {now}; --resume needs the same, --out another folder"
@@ -297,7 +309,7 @@ fn check(folder: &Path, grid: &Grid) -> Result<()> {
     if let Some((what, then, now)) = differs.iter().find(|(_, then, now)| then != now) {
         return Err(failed(format!("{what} was `{then}`, now it is `{now}`; --out another folder")));
     }
-    let rows: Vec<Row> = serde_json::from_value(value["rows"].clone()).map_err(wrong)?;
+    let Rows { rows } = serde_json::from_slice(&bytes).map_err(wrong)?;
     let cells = grid.cells();
     match rows.iter().find(|row| !cells.iter().any(|cell| is_of(row, cell))) {
         None => Ok(()),

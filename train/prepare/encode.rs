@@ -92,7 +92,7 @@ impl<'a> Worker<'a> {
     /// Names the file and the place of bytes that the tokenizer cannot take.
     pub(super) fn encode(&mut self, chunk: &mut Chunk) -> Result<Encoded> {
         let bad = std::mem::take(&mut chunk.bad);
-        let mut out = Encoded { bad, torn: chunk.torn, done: chunk.done, ..Encoded::default() };
+        let mut out = Encoded { bad, empty: chunk.empty, torn: chunk.torn, done: chunk.done, ..Encoded::default() };
         for item in &chunk.items {
             let bytes = &chunk.bytes[item.bytes.clone()];
             match item.place {

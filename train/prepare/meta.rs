@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::Kind;
+use crate::marks::Class;
 use crate::shards::{Files, Tokens};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -110,6 +111,37 @@ impl PartMeta {
     pub fn bytes_per_token(&self) -> f64 {
         self.bytes as f64 / self.tokens.max(1) as f64
     }
+
+    /// Whether these are the tokens that it speaks of, as far as they tell: a document ends in its end; where a tokenizer is
+    /// exact every token has its bytes.
+    fn check(&self, tokens: &Tokens, tokenizer: &Tokenizer) -> std::result::Result<(), String> {
+        let (ids, classes) = tokens.census();
+        let ends = tokenizer.end().and_then(|end| ids.get(end as usize)).copied().unwrap_or(0);
+        // An end that is an ordinary token may be within a text, too; no byte is one.
+        if ends < self.documents || (ends > self.documents && tokenizer.is_bytes()) {
+            return Err(format!("says {} documents; its shards have {ends} that end", self.documents));
+        }
+        if !tokens.is_empty()
+            && tokens.ids(tokens.len() - 1..tokens.len()).first().copied() != tokenizer.end().map(i64::from)
+        {
+            return Err("describes shards whose last document does not end".into());
+        }
+        if tokenizer.is_exact() && ends == self.documents {
+            let length = |id: usize| tokenizer.token(id as u32).map_or(0, |token| token.len() as u64);
+            let bytes: u64 = ids.iter().enumerate().filter(|(_, n)| **n > 0).map(|(id, n)| n * length(id)).sum();
+            if bytes != self.bytes {
+                return Err(format!("says {} bytes of text; its tokens stand for {bytes}", self.bytes));
+            }
+        }
+        let said = [self.answer_tokens, self.proof_tokens, self.source_tokens];
+        for ((class, said), found) in Class::ALL.iter().zip(said).zip(classes) {
+            if said.unwrap_or(0) != found {
+                let (name, said) = (class.name(), said.unwrap_or(0));
+                return Err(format!("says {said} tokens of the class {name}; its shards have {found}"));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Meta {
@@ -156,7 +188,8 @@ impl Meta {
             Some(other) => return Err(wrong(format!("is of the format `{other}`; this program reads `{FORMAT}`"))),
             None => return Err(wrong(format!("does not describe prepared data; expected the format `{FORMAT}`"))),
         }
-        serde_json::from_value(value).map_err(|e| wrong(format!("does not describe prepared data: {e}")))
+        // From the text again, not from the value: its errors say in which line.
+        serde_json::from_str(&text).map_err(|e| wrong(format!("does not describe prepared data: {e}")))
     }
 }
 
@@ -206,6 +239,7 @@ impl Prepared {
                 let (path, found) = (path.display(), tokens.len());
                 return Err(Error::new(format!("`{path}` says {} tokens; its shards have {found}", part.tokens)));
             }
+            part.check(&tokens, &tokenizer).map_err(|what| Error::new(format!("`{}` {what}", path.display())))?;
             Ok(tokens)
         };
         Ok(Prepared { train: part(&meta.train)?, val: part(&meta.val)?, tokenizer, meta })

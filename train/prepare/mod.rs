@@ -27,6 +27,7 @@ use std::thread;
 use kumiki_tensor::threads::configured_threads;
 
 use crate::kinds::Kind;
+use crate::stop::Stop;
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::{Error, Result};
 use encode::{Encoded, Worker};
@@ -62,6 +63,8 @@ pub struct Options {
     pub replace_invalid: bool,
     /// Tokens of a shard, at least 1.
     pub shard_tokens: u64,
+    /// Who may ask for a stop; then nothing is made.
+    pub stop: Stop,
     /// Threads that encode; `None` for those of the environment, else one per core.
     pub threads: Option<usize>,
 }
@@ -94,7 +97,8 @@ const NAMED: usize = 5;
 /// Prepares texts. The folder is there when all is in it, or not at all.
 ///
 /// # Errors
-/// Whatever is wrong with inputs, tokenizer or folder, by name and place; a full disk, with what was needed.
+/// Whatever is wrong with inputs, tokenizer or folder, by name and place; a full disk, with what was needed; a stop that
+/// was asked for.
 pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report> {
     let Options { tokenizer, inputs, .. } = options;
     if tokenizer.end().is_none() {
@@ -119,7 +123,11 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
     let mut bad = Vec::new();
     let mut parts = ["train", "val"]
         .map(|name| PartWriter::new(folder.path(), name, tokenizer.vocab(), marked, options.shard_tokens));
+    let stopped = || Error::new(format!("stopped; nothing was written to `{}`", options.out.display()));
     let write = |encoded: Encoded| -> Result<()> {
+        if options.stop.is_asked() {
+            return Err(stopped());
+        }
         let shares = [&encoded.train, &encoded.val];
         let before: u64 = parts.iter().map(PartWriter::written).sum();
         for (writer, share) in parts.iter_mut().zip(shares) {
@@ -155,6 +163,9 @@ pub fn prepare(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
         write_synced(&folder.path().join(META), format!("{text}\n").as_bytes())
     };
     save().map_err(finish)?;
+    if options.stop.is_asked() {
+        return Err(stopped());
+    }
     folder.finish().map_err(finish)?;
     Ok(Report { meta, notes, bad })
 }

@@ -58,6 +58,8 @@ pub(crate) struct Chunk {
     pub stretches: Vec<(usize, Option<Class>)>,
     /// Records that cannot be used, with what is wrong.
     pub bad: Vec<String>,
+    /// Rows that have no text, or one of no length.
+    pub empty: u64,
     /// Places where a document had to be cut within a word.
     pub torn: u64,
     /// Bytes of the files that were read so far.
@@ -74,6 +76,7 @@ impl Chunk {
         self.items.clear();
         self.stretches.clear();
         self.bad.clear();
+        self.empty = 0;
         self.torn = 0;
     }
 }
@@ -335,7 +338,10 @@ impl Feed<'_> {
         while let Some((texts, share)) = table.next()? {
             for text in texts {
                 row += 1;
-                let Some(text) = text.filter(|text| !text.data().is_empty()) else { continue };
+                let Some(text) = text.filter(|text| !text.data().is_empty()) else {
+                    self.chunk.empty += 1;
+                    continue;
+                };
                 let begin = self.chunk.bytes.len();
                 self.chunk.bytes.extend_from_slice(text.data());
                 let part = self.part(part);

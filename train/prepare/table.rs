@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::column::reader::ColumnReader;
 use parquet::data_type::ByteArray;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -30,6 +30,22 @@ pub(super) struct Table {
 /// Texts of some rows, `None` where one is missing, and the share of the file's rows that has been read.
 pub(super) type Rows = (Vec<Option<ByteArray>>, f64);
 
+/// Whether this program unpacks what is packed so, or what is wrong.
+fn readable(packing: Compression) -> std::result::Result<(), String> {
+    match packing {
+        Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) => Ok(()),
+        Compression::LZ4 | Compression::LZ4_RAW | Compression::ZSTD(_) => Ok(()),
+        other => {
+            let name = format!("{other:?}");
+            let name = name.split('(').next().unwrap_or_default();
+            Err(format!(
+                "has its column `{COLUMN}` packed as {name}, which this program does not unpack; expected ZSTD, SNAPPY, GZIP, \
+                 LZ4 or nothing: write it anew with one of these"
+            ))
+        }
+    }
+}
+
 impl Table {
     /// # Errors
     /// When the file is no table, or has no column `text` of texts: its columns are named.
@@ -49,6 +65,9 @@ impl Table {
             let kind = found.physical_type();
             return Err(wrong(format!("has a column `{COLUMN}` of {kind}; expected one text in every row")));
         }
+        // Before the first row is read, which may be long after the first row of another file.
+        let packings = file.metadata().row_groups().iter().map(|group| group.column(column).compression());
+        packings.into_iter().try_for_each(|packing| readable(packing).map_err(wrong))?;
         let (optional, total) = (found.max_def_level() > 0, meta.num_rows().max(0) as u64);
         Ok(Table { path, column, optional, group: 0, reader: None, rows: 0, total, file })
     }
@@ -85,6 +104,22 @@ impl Table {
                 false => values.map(Some).collect(),
             };
             return Ok(Some((texts, share)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_unpacked_is_named() {
+        for packing in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW] {
+            readable(packing).unwrap();
+        }
+        for (packing, name) in [(Compression::BROTLI(Default::default()), "BROTLI"), (Compression::LZO, "LZO")] {
+            let what = readable(packing).unwrap_err();
+            assert!(what.contains(&format!("packed as {name}, which this program does not unpack")), "{what}");
         }
     }
 }

@@ -13,6 +13,7 @@ fn options(dir: &Scratch, inputs: &[&str]) -> Options {
         skip_bad: 0,
         replace_invalid: false,
         shard_tokens: SHARD_TOKENS,
+        stop: crate::stop::Stop::default(),
         threads: Some(2),
     }
 }
@@ -448,7 +449,9 @@ mod tables {
             (found.len(), &found[..2], found[1001].as_str()),
             (1004, &["one".into(), "two".into()][..], "text 999 🦀")
         );
-        assert_eq!(report.meta.train.documents, 1004);
+        assert_eq!((report.meta.train.documents, report.meta.empty), (1004, 5));
+        let said = "5 documents without text were passed over".to_owned();
+        assert!(report.notes.contains(&said), "{:?}", report.notes);
     }
 
     #[test]

@@ -168,7 +168,10 @@ fn notes(groups: &[&Group]) -> Vec<String> {
         let corpus = &group.rows[0]["corpus"];
         let facts = group.run.data().iter().find(|facts| facts["name"] == *corpus);
         if let Some(entropy) = facts.and_then(|facts| facts["unigram_nll"].as_f64()) {
-            place(&mut notes, format!("Entropy of single bytes of the held-out text: {entropy:.3} nats."));
+            // Earlier versions did not note it.
+            let tokenizer = facts.and_then(|facts| facts["tokenizer"].as_str()).unwrap_or_default();
+            let unit = if ["byte", ""].contains(&tokenizer) { "bytes" } else { "tokens" };
+            place(&mut notes, format!("Entropy of single {unit} of the held-out text: {entropy:.3} nats."));
         }
         if let Some(rmse) = group.run.results["floor"]["rmse"].as_f64() {
             place(&mut notes, format!("RMSE of the exact posterior, below which none can fall: {rmse:.3}."));

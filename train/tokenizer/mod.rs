@@ -168,6 +168,16 @@ impl Tokenizer {
         }
     }
 
+    /// Whether its tokens stand for the bytes of a text and no others: it changes nothing, and adds and leaves out nothing.
+    pub(crate) fn is_exact(&self) -> bool {
+        match &self.engine {
+            // What its normalizers and added tokens do is the file's business.
+            #[cfg(feature = "hugging-face")]
+            Engine::HuggingFace(..) => false,
+            _ => true,
+        }
+    }
+
     /// Whether a text may be cut between a letter and a blank without a change of its tokens.
     pub(crate) fn cuts_cleanly(&self) -> bool {
         match &self.engine {
