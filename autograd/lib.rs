@@ -8,6 +8,7 @@ mod checkpoint;
 mod gradcheck;
 mod gradients;
 mod param;
+mod profile;
 mod tape;
 mod var;
 
@@ -15,5 +16,6 @@ pub use checkpoint::checkpoint;
 pub use gradcheck::{GradCheck, Report, Worst, gradcheck};
 pub use gradients::Gradients;
 pub use param::{Param, ParamId};
+pub use profile::{Cost, Profile};
 pub use tape::{Backward, NodeSummary, Tape, no_grad};
 pub use var::Var;

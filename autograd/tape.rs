@@ -4,12 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
+use std::time::Instant;
 
 use kumiki_tensor::shape::{Dims, broadcast};
 use kumiki_tensor::{DType, Rng, Tensor};
 
 use crate::gradients::Gradients;
 use crate::param::{Param, ParamId};
+use crate::profile::Profile;
 use crate::var::Var;
 
 /// How an operator turns the gradient of its output into those of its inputs. Depends on its fields only.
@@ -51,6 +53,7 @@ pub(crate) struct Inner {
     rng: RefCell<Option<Rng>>,
     substitutes: Rc<HashMap<ParamId, Tensor>>,
     narrow: bool,
+    profile: Option<Rc<Profile>>,
 }
 
 /// A forward pass. Cloning gives another handle of the same tape; when the last handle and the last [`Var`] on it are
@@ -106,7 +109,7 @@ pub struct Summary(pub Vec<NodeSummary>);
 impl Tape {
     fn with(recording: bool, rng: Option<Rng>, substitutes: Rc<HashMap<ParamId, Tensor>>) -> Tape {
         let (state, rng) = (RefCell::default(), RefCell::new(rng));
-        Tape(Rc::new(Inner { state, recording, rng, substitutes, narrow: false }))
+        Tape(Rc::new(Inner { state, recording, rng, substitutes, narrow: false, profile: None }))
     }
 
     /// A tape that records. Models with dropout need [`Tape::training`].
@@ -130,15 +133,26 @@ impl Tape {
     /// When the tape is in use already.
     #[must_use]
     pub fn with_narrow_products(self) -> Tape {
-        let mut inner = Rc::into_inner(self.0).expect("only a fresh tape can be made narrow");
-        inner.narrow = true;
-        Tape(Rc::new(inner))
+        let inner = Rc::into_inner(self.0).expect("with_narrow_products: the tape is in use already");
+        Tape(Rc::new(Inner { narrow: true, ..inner }))
+    }
+
+    /// A fresh tape whose operators are timed.
+    ///
+    /// # Panics
+    /// When the tape is in use already.
+    #[must_use]
+    pub fn with_profile(self, profile: Rc<Profile>) -> Tape {
+        let inner = Rc::into_inner(self.0).expect("with_profile: the tape is in use already");
+        profile.begin();
+        Tape(Rc::new(Inner { profile: Some(profile), ..inner }))
     }
 
     /// As this tape, empty, with or without recording, from generator `rng`: for checkpoints.
     pub(crate) fn similar(&self, recording: bool, rng: Option<Rng>) -> Tape {
         let tape = Tape::with(recording, rng, self.0.substitutes.clone());
-        if self.0.narrow { tape.with_narrow_products() } else { tape }
+        let inner = Rc::into_inner(tape.0).expect("a fresh tape");
+        Tape(Rc::new(Inner { narrow: self.0.narrow, profile: self.0.profile.clone(), ..inner }))
     }
 
     /// A tape on which the given parameters have other values: for central differences.
@@ -179,6 +193,9 @@ impl Tape {
     }
 
     pub(crate) fn push(&self, inputs: Vec<Option<usize>>, output: &Tensor, backward: Box<dyn Backward>) -> usize {
+        if let Some(profile) = &self.0.profile {
+            profile.forward(backward.name(), backward.saved().iter().map(|(_, tensor)| tensor.byte_len()).sum());
+        }
         self.push_node(inputs, output, Some(backward), None)
     }
 
@@ -345,7 +362,11 @@ impl Tape {
             };
             let name = backward.name();
             let needs: Vec<bool> = node.inputs.iter().map(Option::is_some).collect();
+            let started = self.0.profile.as_ref().map(|_| Instant::now());
             let dinputs = backward.backward(dout, &needs);
+            if let (Some(profile), Some(started)) = (&self.0.profile, started) {
+                profile.backward(name, started.elapsed());
+            }
             assert!(dinputs.len() == needs.len(), "{name}: {} gradients for {} inputs", dinputs.len(), needs.len());
             for (k, (input, dinput)) in node.inputs.iter().zip(dinputs).enumerate() {
                 let Some(input) = *input else { continue };

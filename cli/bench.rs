@@ -1,8 +1,10 @@
 //! `kumiki bench`.
 
+use std::time::Duration;
+
 use kumiki::ops::{BenchCase, Roofline, bench_cases, op_cases, simd};
 use kumiki::tensor::{DType, threads};
-use kumiki_train::bench::StepBench;
+use kumiki_train::bench::{StepBench, StepTiming};
 use kumiki_train::run::Machine;
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
@@ -16,6 +18,7 @@ use crate::table::count;
 /// Measure speed on this machine
 #[derive(clap::Subcommand)]
 pub enum Command {
+    Roofline(Limits),
     Ops(Ops),
     Step(Step),
     Scaling(Scaling),
@@ -24,10 +27,53 @@ pub enum Command {
 impl Command {
     pub fn run(self) -> Result<()> {
         match self {
+            Command::Roofline(args) => args.run(),
             Command::Ops(args) => in_pool(|| args.run()),
             Command::Step(args) => args.run(),
             Command::Scaling(args) => in_pool(|| args.run()),
         }
+    }
+}
+
+/// Measure what this machine can do at best: memory bandwidth and matrix products, on one thread and on all
+///
+/// The bandwidth is that of `a = b + s c` over arrays far larger than the caches; the products are of 2048 x 2048 numbers,
+/// f32, and bf16 summed in f32.
+#[derive(clap::Args)]
+pub struct Limits {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Limits {
+    fn run(self) -> Result<()> {
+        let machine = in_pool(|| Ok(Machine::here()))?;
+        let counts = if machine.threads == 1 { vec![1] } else { vec![1, machine.threads] };
+        let mut rows = Vec::new();
+        for threads in counts {
+            let limits = threads::try_with_threads(threads, Roofline::measure).map_err(Error::new)?;
+            rows.push((threads, limits));
+        }
+        if self.json {
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|(threads, limits)| {
+                    json!({
+                        "threads": threads, "triad_gb_s": limits.bandwidth / 1e9, "gemm_f32_gflop_s": limits.gemm / 1e9,
+                        "gemm_bf16_gflop_s": limits.gemm_bf16 / 1e9,
+                    })
+                })
+                .collect();
+            return json(&json!({"machine": machine, "limits": rows}));
+        }
+        line(&format!("{} on {} {}", machine.simd, machine.os, machine.arch))?;
+        line("threads  triad GB/s  f32 GFLOP/s  bf16 GFLOP/s")?;
+        for (threads, limits) in rows {
+            let [triad, f32, bf16] = [limits.bandwidth, limits.gemm, limits.gemm_bf16].map(|x| x / 1e9);
+            line(&format!("{threads:>7}  {triad:>10.1}  {f32:>11.0}  {bf16:>12.0}"))?;
+        }
+        Ok(())
     }
 }
 
@@ -179,6 +225,9 @@ pub struct Step {
     /// Steps to time
     #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true)]
     steps: usize,
+    /// Print the time of every operator first, and what it keeps for its backward
+    #[arg(long)]
+    profile: bool,
 }
 
 /// The largest resident size of this process so far, in MiB, where the system tells.
@@ -186,6 +235,20 @@ fn peak_rss_mb() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib / 1024)
+}
+
+/// Milliseconds of a step, operator by operator.
+fn print_profile(timing: &StepTiming, steps: usize) -> Result<()> {
+    let ms = |time: Duration| 1e3 * time.as_secs_f64() / steps as f64;
+    let whole: f64 = timing.profile.iter().map(|(_, cost)| ms(cost.forward + cost.backward)).sum();
+    line(&format!("{:<28} calls  forward ms  backward ms  share  saved MiB", "operator"))?;
+    for (name, cost) in &timing.profile {
+        let (forward, backward) = (ms(cost.forward), ms(cost.backward));
+        let (share, saved) = (100.0 * (forward + backward) / whole, cost.saved as f64 / steps as f64 / 1048576.0);
+        let calls = cost.calls / steps;
+        line(&format!("{name:<28} {calls:>5}  {forward:>10.2}  {backward:>11.2}  {share:>3.0} %  {saved:>9.1}"))?;
+    }
+    line(&format!("{:<28}        all {whole:.1} ms of a step of {:.1} ms", "", 1e3 * timing.seconds))
 }
 
 impl Step {
@@ -222,7 +285,10 @@ impl Step {
             params,
             steps,
         };
-        let timing = threads::try_with_threads(self.threads, || bench.run()).map_err(Error::new)??;
+        let timing = threads::try_with_threads(self.threads, || bench.run(self.profile)).map_err(Error::new)??;
+        if self.profile {
+            print_profile(&timing, bench.steps)?;
+        }
         json(&json!({
             "engine": concat!("kumiki ", env!("CARGO_PKG_VERSION")), "model": bench.model, "dtype": self.dtype,
             "params": timing.params, "step_ms": (timing.seconds * 1e4).round() / 10.0, "tok_s": timing.tok_s.round() as u64,

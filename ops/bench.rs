@@ -8,9 +8,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use kumiki_autograd::{Tape, Var};
-use kumiki_tensor::{DType, Rng, Tensor, threads};
+use kumiki_tensor::{DType, Rng, Tensor, bf16, threads};
 
-use crate::gemm::{MatMut, MatRef, gemm};
+use crate::gemm::{MatMut, MatRef, Operand, Output, gemm, gemm_bf16};
 use crate::registry::{BenchCase, OpCase};
 
 /// What this machine can do with the threads in use.
@@ -20,6 +20,8 @@ pub struct Roofline {
     pub bandwidth: f64,
     /// Floating-point operations per second of a matrix product, f32.
     pub gemm: f64,
+    /// The same of BF16 numbers, summed in F32.
+    pub gemm_bf16: f64,
 }
 
 impl Roofline {
@@ -37,14 +39,26 @@ impl Roofline {
             });
             black_box(&a);
         });
-        const N: usize = 1024;
+        const N: usize = 2048;
         let (x, y) = (&b[..N * N], &c[..N * N]);
         let mut z = vec![0f32; N * N];
         let product = fastest(|| {
             gemm(1.0, MatRef::new(x, N, N), MatRef::new(y, N, N), 0.0, MatMut::new(&mut z, N, N));
             black_box(&z);
         });
-        Roofline { bandwidth: (3 * LEN * size_of::<f32>()) as f64 / triad, gemm: 2.0 * (N * N * N) as f64 / product }
+        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
+        let (x, y) = (narrow(x), narrow(y));
+        let product_bf16 = fastest(|| {
+            let (x, y) = (MatRef::new(&x, N, N), MatRef::new(&y, N, N));
+            gemm_bf16(Operand::BF16(x), Operand::BF16(y), Output::F32(MatMut::new(&mut z, N, N)), false);
+            black_box(&z);
+        });
+        let flops = 2.0 * (N * N * N) as f64;
+        Roofline {
+            bandwidth: (3 * LEN * size_of::<f32>()) as f64 / triad,
+            gemm: flops / product,
+            gemm_bf16: flops / product_bf16,
+        }
     }
 
     /// The least time for so many bytes and operations.
@@ -175,7 +189,7 @@ mod tests {
         assert!(turns.chunks(2).all(|turn| turn == [0, 1]));
         let wrong = OpCase::new("wrong", "detached", &[("x", &[2])], |_, v| crate::cast(&v[0].detach(), DType::F64));
         assert!(case("wrong (composed)").refused(&[wrong]).unwrap().contains("its check `detached` fails"));
-        let roofline = Roofline { bandwidth: 1e9, gemm: 1e10 };
+        let roofline = Roofline { bandwidth: 1e9, gemm: 1e10, gemm_bf16: 1e11 };
         assert_eq!(roofline.least_seconds(1_000_000, 1_000_000), 1e-3);
     }
 }

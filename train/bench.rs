@@ -1,8 +1,9 @@
 //! One training step at given sizes, timed: `kumiki bench step`.
 
+use std::rc::Rc;
 use std::time::Instant;
 
-use kumiki_autograd::Tape;
+use kumiki_autograd::{Cost, Profile, Tape};
 use kumiki_models::{
     Architecture, AttentionKind, CemConfig, GauConfig, LanguageModel, LanguageModelConfig, MlpKind, ModelConfig,
     TangoConfig, TransformerConfig, Window, accounting,
@@ -53,7 +54,7 @@ pub struct StepBench {
 }
 
 /// What was measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepTiming {
     /// Parameters of the blocks.
     pub params: usize,
@@ -61,6 +62,8 @@ pub struct StepTiming {
     pub seconds: f64,
     /// Tokens per second.
     pub tok_s: f64,
+    /// The operators of all timed steps and the parts after the backward, the longest first; empty unless asked for.
+    pub profile: Vec<(&'static str, Cost)>,
 }
 
 impl StepBench {
@@ -149,11 +152,11 @@ impl StepBench {
         Ok(LanguageModelConfig { n_vocab: self.vocab, architecture })
     }
 
-    /// Times the steps: forward, backward, clipping and AdamW on random tokens.
+    /// Times the steps: forward, backward, clipping and AdamW on random tokens; `profiled`, operator by operator too.
     ///
     /// # Errors
     /// As [`StepBench::config`]; also when the memory cannot do or a gradient is not finite.
-    pub fn run(&self) -> Result<StepTiming> {
+    pub fn run(&self, profiled: bool) -> Result<StepTiming> {
         let config = self.config()?;
         let StepBench { batch: rows, seq, .. } = *self;
         let dtype = self.dtype.compute();
@@ -167,6 +170,8 @@ impl StepBench {
         let (tokens, targets) = (ids(), ids());
         let mut optimizer = AdamW::default();
         let mut times = Vec::with_capacity(self.steps);
+        let profile = Rc::new(Profile::default());
+        let (mut clipping, mut updating) = (Cost::default(), Cost::default());
         // The first two fill the buffer pool and the optimiser's state.
         for step in 0..self.steps + 2 {
             let started = Instant::now();
@@ -174,21 +179,34 @@ impl StepBench {
             if self.dtype == DType::BF16 {
                 tape = tape.with_narrow_products();
             }
+            if profiled && step >= 2 {
+                tape = tape.with_profile(profile.clone());
+            }
             let loss = model.loss(&tape, &tokens, &targets);
             let mut grads = tape.backward(&loss);
             // A loss on the tape would keep it alive, and the optimiser would have to copy what it writes.
             drop((loss, tape));
             let mut params = model.params_mut();
+            let walked = Instant::now();
             clip_global_norm(&params, &mut grads, 1.0).map_err(failed)?;
+            let clipped = Instant::now();
             optimizer.step(&mut params, &grads, 1e-3).map_err(failed)?;
             if step >= 2 {
                 times.push(started.elapsed().as_secs_f64());
+                for (cost, took) in [(&mut clipping, clipped - walked), (&mut updating, clipped.elapsed())] {
+                    cost.calls += 1;
+                    cost.backward += took;
+                }
             }
         }
         times.sort_by(f64::total_cmp);
         let seconds = times[times.len() / 2];
         let params = accounting::block_params(&config.architecture);
-        Ok(StepTiming { params, seconds, tok_s: (self.batch * self.seq) as f64 / seconds })
+        let mut profile = if profiled { profile.costs() } else { vec![] };
+        if profiled {
+            profile.extend([("(clipping)", clipping), ("(AdamW)", updating)]);
+        }
+        Ok(StepTiming { params, seconds, tok_s: (self.batch * self.seq) as f64 / seconds, profile })
     }
 }
 
@@ -239,7 +257,11 @@ mod tests {
             params: 3000,
             ..bench("tango")
         };
-        let timing = small.run().unwrap();
+        let timing = small.run(true).unwrap();
         assert!(timing.seconds > 0.0 && timing.tok_s > 0.0 && timing.params <= 3000 + 16 + 2);
+        let calls = |name| timing.profile.iter().find(|(found, _)| *found == name).map(|(_, cost)| cost.calls);
+        assert_eq!((calls("gate_aggregate"), calls("(AdamW)"), calls("swiglu")), (Some(4), Some(1), None));
+        let whole: f64 = timing.profile.iter().map(|(_, cost)| (cost.forward + cost.backward).as_secs_f64()).sum();
+        assert!(whole <= timing.seconds, "{whole} s in operators of a step of {} s", timing.seconds);
     }
 }
