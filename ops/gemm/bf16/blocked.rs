@@ -153,6 +153,33 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Asks for the first rows of a block, to write them.
+    #[inline]
+    fn prefetch(self, rows: usize) {
+        for i in 0..rows {
+            match self.at(i, 0).start {
+                // SAFETY: prefetches of any address are allowed.
+                Place::F32(c) => unsafe {
+                    _mm_prefetch::<_MM_HINT_ET0>(c.cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(16).cast());
+                },
+                // SAFETY: as above.
+                Place::BF16(c) => unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) },
+            }
+        }
+    }
+}
+
+/// Asks for `len` packed numbers that are read soon.
+#[inline]
+fn prefetch(from: *const bf16, len: usize) {
+    for i in (0..len).step_by(32) {
+        // SAFETY: prefetches of any address are allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(i).cast()) };
+    }
+}
+
 impl Chunk {
     fn run(self) {
         // An element is the same chain of sums in any tile, so their size may follow the number of threads.
@@ -221,6 +248,12 @@ impl Tile {
                         let a = a.wrapping_add(i * steps * STEP_LEN);
                         let c = chunk.c.at(rows.0 + i * PANEL, cols.0 + j * PANEL);
                         let (some_rows, some_cols) = (PANEL.min(m - i * PANEL), PANEL.min(n - j * PANEL));
+                        // Writes that wait for their lines would hold up the products: the lines come meanwhile.
+                        if last {
+                            c.prefetch(some_rows);
+                        }
+                        let next = b.wrapping_add(steps * STEP_LEN + i * steps * STEP_LEN / row_panels);
+                        prefetch(next, steps * STEP_LEN / row_panels);
                         let whole = some_rows == PANEL && some_cols == PANEL && c.col_stride == 1;
                         if let (Place::F32(to), true) = (c.start, k <= PASS && whole && !chunk.accumulate) {
                             chunk.block(steps, a, b, to, c.row_stride, false);

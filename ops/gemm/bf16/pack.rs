@@ -87,18 +87,20 @@ unsafe fn tile(side: Side, to: *mut bf16, source: Source, rows: usize, terms: us
             Start::BF16(x) if source.term_stride == 1 => by_rows(side, to, x, source.stride, rows, terms),
             Start::F32(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
             Start::BF16(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
-            _ => store(to, one_by_one(source, rows, terms), side == Side::B),
+            _ => store(to, &one_by_one(source, rows, terms), side == Side::B),
         }
     }
 }
 
 /// Writes a tile as it is, or transposed.
 #[inline(always)]
-unsafe fn store(to: *mut bf16, block: [__m512i; 16], turned: bool) {
+unsafe fn store(to: *mut bf16, block: &[__m512i; 16], turned: bool) {
     // SAFETY: `to` has room for a tile.
     unsafe {
-        let block = if turned { transposed(block) } else { block };
-        for (i, row) in block.into_iter().enumerate() {
+        if turned {
+            return store_transposed(to, block);
+        }
+        for (i, &row) in block.iter().enumerate() {
             _mm512_storeu_si512(to.add(i * STEP).cast(), row);
         }
     }
@@ -157,18 +159,24 @@ impl Number for bf16 {
 unsafe fn by_rows<N: Number>(side: Side, to: *mut bf16, x: *const N, stride: usize, rows: usize, terms: usize) {
     // SAFETY: as the caller of `tile` warrants.
     unsafe {
+        // Whole tiles apart: their numbers stay in registers.
+        if rows == 16 && terms == STEP && side == Side::A {
+            for i in 0..16 {
+                _mm512_storeu_si512(to.add(i * STEP).cast(), N::row(x.add(i * stride), STEP));
+            }
+            return;
+        }
         let mut block = [_mm512_setzero_si512(); 16];
         if rows == 16 && terms == STEP {
-            // A whole tile apart: its numbers stay in registers.
             for (i, row) in block.iter_mut().enumerate() {
                 *row = N::row(x.add(i * stride), STEP);
             }
-            return if side == Side::A { store(to, block, false) } else { store(to, block, true) };
+            return store(to, &block, true);
         }
         for (i, row) in block.iter_mut().enumerate().take(rows) {
             *row = N::row(x.add(i * stride), terms);
         }
-        store(to, block, side == Side::B);
+        store(to, &block, side == Side::B);
     }
 }
 
@@ -178,21 +186,29 @@ unsafe fn by_rows<N: Number>(side: Side, to: *mut bf16, x: *const N, stride: usi
 unsafe fn by_terms<N: Number>(side: Side, to: *mut bf16, x: *const N, stride: usize, rows: usize, terms: usize) {
     // SAFETY: as above.
     unsafe {
-        let mut block = [_mm512_setzero_si512(); 16];
         let order = pairs();
+        if rows == 16 && terms == STEP && side == Side::B {
+            for pair in 0..16 {
+                let x = x.add(2 * pair * stride);
+                let both = _mm512_permutexvar_epi16(order, N::two(x, 16, x.add(stride), 16));
+                _mm512_storeu_si512(to.add(pair * STEP).cast(), both);
+            }
+            return;
+        }
+        let mut block = [_mm512_setzero_si512(); 16];
         if rows == 16 && terms == STEP {
             for (pair, both) in block.iter_mut().enumerate() {
                 let x = x.add(2 * pair * stride);
                 *both = _mm512_permutexvar_epi16(order, N::two(x, 16, x.add(stride), 16));
             }
-            return if side == Side::B { store(to, block, false) } else { store(to, block, true) };
+            return store(to, &block, true);
         }
         for (pair, both) in block.iter_mut().enumerate().take(terms.div_ceil(2)) {
             let x = x.add(2 * pair * stride);
             let second = if 2 * pair + 1 < terms { rows } else { 0 };
             *both = _mm512_permutexvar_epi16(order, N::two(x, rows, x.wrapping_add(stride), second));
         }
-        store(to, block, side == Side::A);
+        store(to, &block, side == Side::A);
     }
 }
 
@@ -239,27 +255,29 @@ fn pairs() -> __m512i {
 }
 
 /// Transposes 16 x 16 pairs, first within the 128-bit blocks of four rows, then the blocks.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let (mut columns, mut out) = (rows, rows);
-    for g in [0, 4, 8, 12] {
-        let [r0, r1, r2, r3] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
-        let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
-        let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
-        columns[g] = _mm512_unpacklo_epi64(low01, low23);
-        columns[g + 1] = _mm512_unpackhi_epi64(low01, low23);
-        columns[g + 2] = _mm512_unpacklo_epi64(high01, high23);
-        columns[g + 3] = _mm512_unpackhi_epi64(high01, high23);
+#[inline(always)]
+unsafe fn store_transposed(to: *mut bf16, rows: &[__m512i; 16]) {
+    // SAFETY: the CPU has AVX-512, and `to` room for a tile.
+    unsafe {
+        let mut columns = [_mm512_setzero_si512(); 16];
+        for g in [0, 4, 8, 12] {
+            let [r0, r1, r2, r3] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
+            let (low01, high01) = (_mm512_unpacklo_epi32(r0, r1), _mm512_unpackhi_epi32(r0, r1));
+            let (low23, high23) = (_mm512_unpacklo_epi32(r2, r3), _mm512_unpackhi_epi32(r2, r3));
+            columns[g] = _mm512_unpacklo_epi64(low01, low23);
+            columns[g + 1] = _mm512_unpackhi_epi64(low01, low23);
+            columns[g + 2] = _mm512_unpacklo_epi64(high01, high23);
+            columns[g + 3] = _mm512_unpackhi_epi64(high01, high23);
+        }
+        for c in 0..4 {
+            let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
+            let (even01, odd01) = (_mm512_shuffle_i32x4::<0x88>(c0, c1), _mm512_shuffle_i32x4::<0xdd>(c0, c1));
+            let (even23, odd23) = (_mm512_shuffle_i32x4::<0x88>(c2, c3), _mm512_shuffle_i32x4::<0xdd>(c2, c3));
+            let to = to.add(c * STEP).cast::<__m512i>();
+            _mm512_storeu_si512(to, _mm512_shuffle_i32x4::<0x88>(even01, even23));
+            _mm512_storeu_si512(to.add(4), _mm512_shuffle_i32x4::<0x88>(odd01, odd23));
+            _mm512_storeu_si512(to.add(8), _mm512_shuffle_i32x4::<0xdd>(even01, even23));
+            _mm512_storeu_si512(to.add(12), _mm512_shuffle_i32x4::<0xdd>(odd01, odd23));
+        }
     }
-    for c in 0..4 {
-        let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
-        let (even01, odd01) = (_mm512_shuffle_i32x4::<0x88>(c0, c1), _mm512_shuffle_i32x4::<0xdd>(c0, c1));
-        let (even23, odd23) = (_mm512_shuffle_i32x4::<0x88>(c2, c3), _mm512_shuffle_i32x4::<0xdd>(c2, c3));
-        out[c] = _mm512_shuffle_i32x4::<0x88>(even01, even23);
-        out[c + 4] = _mm512_shuffle_i32x4::<0x88>(odd01, odd23);
-        out[c + 8] = _mm512_shuffle_i32x4::<0xdd>(even01, even23);
-        out[c + 12] = _mm512_shuffle_i32x4::<0xdd>(odd01, odd23);
-    }
-    out
 }
