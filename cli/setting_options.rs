@@ -64,8 +64,8 @@ pub struct SettingOptions {
     /// Parameters of each model outside of the token table; widths are solved for it
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Model")]
     params: Option<usize>,
-    /// Arithmetic: f32, or f64 for proofs
-    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "f64"]), help_heading = "Model")]
+    /// Arithmetic: f32, bf16 (products with parameters in bf16, all else in f32; for training), or f64 for proofs
+    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "bf16", "f64"]), help_heading = "Model")]
     dtype: Option<String>,
     /// Recompute blocks in the backward pass: less memory, more time
     #[arg(long, value_name = "true|false", help_heading = "Model")]

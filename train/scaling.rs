@@ -59,6 +59,7 @@ pub fn measure(
     if models.is_empty() || tokens == 0 || rounds == 0 || lengths.contains(&0) {
         return Err(Error::new("nothing to measure: models, lengths and rounds must be at least 1"));
     }
+    settings.check_wide("lengths are measured")?;
     let dtype = settings.dtype()?;
     let mut cases = Vec::new();
     // As many sentinels as the longest sequences need.

@@ -99,7 +99,7 @@ pub struct Settings {
     pub eval_tokens: u64,
     /// The part of a text, at its end, that is held out.
     pub val_fraction: f64,
-    /// `f32` or `f64`.
+    /// `f32`, `bf16` (products with parameters in BF16, all else, parameters too, in F32) or `f64`.
     pub dtype: String,
     /// Recompute block applications in the backward instead of saving them.
     pub checkpoint_activations: bool,
@@ -292,19 +292,35 @@ impl Settings {
         let schedule =
             Schedule { peak: self.lr, floor: self.lr_floor * self.lr, warmup: self.warmup, total: self.steps, decay };
         let Settings { weight_decay, clip, accumulate, mup_base_width, .. } = *self;
-        Ok(StepConfig { schedule, weight_decay, clip, accumulate, mup_base_width })
+        Ok(StepConfig { schedule, weight_decay, clip, accumulate, mup_base_width, narrow: self.is_narrow() })
     }
 
-    /// The dtype of parameters and arithmetic.
+    /// The dtype of parameters, and of arithmetic but for [narrow](Settings::is_narrow) products.
     ///
     /// # Errors
     /// When it is not one that training supports.
     pub fn dtype(&self) -> Result<DType> {
         match self.dtype.as_str() {
-            "f32" => Ok(DType::F32),
+            "f32" | "bf16" => Ok(DType::F32),
             "f64" => Ok(DType::F64),
-            other => Err(Error::new(unknown("dtype", other, &["f32", "f64"]))),
+            other => Err(Error::new(unknown("dtype", other, &["f32", "bf16", "f64"]))),
         }
+    }
+
+    /// Whether training multiplies parameters in BF16, summing in F32. Whatever is measured is measured in F32.
+    pub fn is_narrow(&self) -> bool {
+        self.dtype == "bf16"
+    }
+
+    /// For measurements that know no mixed precision.
+    ///
+    /// # Errors
+    /// When the dtype is `bf16`.
+    pub fn check_wide(&self, what: &str) -> Result<()> {
+        if self.is_narrow() {
+            return Err(Error::new(format!("{what} in f32 or f64; `bf16` is for training")));
+        }
+        Ok(())
     }
 }
 

@@ -28,6 +28,8 @@ pub struct StepConfig {
     pub accumulate: usize,
     /// The width at which nothing is scaled, of μP ([`width`]); 0 for no scaling at any.
     pub mup_base_width: usize,
+    /// Whether parameters are multiplied in BF16 (sums in F32): mixed precision. Parameters are F32 either way.
+    pub narrow: bool,
 }
 
 /// What a step reports.
@@ -152,7 +154,10 @@ impl Trainer {
         let (mut grads, mut loss) = (Gradients::new(), 0.0);
         let masks = Rng::new(self.seed).fork("masks");
         for (i, lesson) in lessons.iter().enumerate() {
-            let tape = Tape::training(masks.fork(&format!("{} {i}", self.step)));
+            let mut tape = Tape::training(masks.fork(&format!("{} {i}", self.step)));
+            if self.config.narrow {
+                tape = tape.with_narrow_products();
+            }
             let sum = lesson.loss_sum(&self.model, &tape);
             loss += sum.item() * weight;
             grads.add(tape.backward_from(&[(&sum, Tensor::scalar(sum.dtype(), weight))]));

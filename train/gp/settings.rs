@@ -223,7 +223,14 @@ impl Settings {
             return Err(Error::new("steps must be at least 1, found 0"));
         }
         let schedule = Schedule::cosine(self.lr, self.warmup, self.steps);
-        Ok(StepConfig { schedule, weight_decay: self.weight_decay, clip: self.clip, accumulate: 1, mup_base_width: 0 })
+        Ok(StepConfig {
+            schedule,
+            weight_decay: self.weight_decay,
+            clip: self.clip,
+            accumulate: 1,
+            mup_base_width: 0,
+            narrow: false,
+        })
     }
 
     /// The configuration of the model `name`, with its free width solved for the wanted size.
