@@ -127,7 +127,7 @@ impl Tape {
         Tape::with(false, None, Rc::default())
     }
 
-    /// A fresh tape on which F32 parameters are multiplied in BF16, as mixed precision does: see [`Var::is_narrow`].
+    /// A fresh tape on which F32 numbers are multiplied in BF16, as mixed precision does: see [`Var::is_narrow`].
     ///
     /// # Panics
     /// When the tape is in use already.

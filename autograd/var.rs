@@ -33,14 +33,15 @@ impl Var {
     /// When the inputs lie on different tapes.
     #[track_caller]
     pub fn from_op<B: Backward>(output: Tensor, inputs: &[&Var], backward: impl FnOnce() -> B) -> Var {
+        let narrow = inputs.iter().any(|x| x.narrow);
         let mut places = inputs.iter().filter_map(|x| x.place.as_ref());
         let Some((tape, _)) = places.next().filter(|_| grad_enabled()) else {
-            return Var::constant(output);
+            return Var { narrow, ..Var::constant(output) };
         };
         assert!(places.all(|(other, _)| other.is(tape)), "the inputs of an operator lie on different tapes");
         let nodes = inputs.iter().map(|x| x.place.as_ref().map(|&(_, node)| node)).collect();
         let node = tape.push(nodes, &output, Box::new(backward()));
-        Var::on_tape(output, tape.clone(), node)
+        Var { narrow, ..Var::on_tape(output, tape.clone(), node) }
     }
 
     /// The value.
@@ -72,7 +73,8 @@ impl Var {
     }
 
     /// Whether products with this value, and those of its gradient, may round their factors to BF16 and sum in F32: a
-    /// parameter of a tape [`with_narrow_products`](Tape::with_narrow_products). Operators that cannot do so ignore it.
+    /// parameter of a tape [`with_narrow_products`](Tape::with_narrow_products), or computed from one. Operators that cannot do
+    /// so ignore it.
     pub fn is_narrow(&self) -> bool {
         self.narrow
     }

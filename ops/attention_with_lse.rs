@@ -121,6 +121,7 @@ fn by_query<E: Number>(lse: &Tensor, f: impl Fn(E) -> E) -> Tensor {
 
 fn with_problem<E: Number, R>([q, k, v]: &[Tensor; 3], sees: &SeenKeys, f: impl FnOnce(&Problem<E>) -> R) -> R {
     f(&Problem {
+        narrow: false,
         batch: q.dim(0),
         heads: q.dim(2),
         queries: q.dim(1),

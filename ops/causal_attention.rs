@@ -112,9 +112,10 @@ fn run(name: &'static str, q: &Var, k: &Var, v: &Var, options: &AttentionOptions
         );
     }
     let scale = options.scale.unwrap_or((width.max(1) as f64).powf(-0.5));
+    let narrow = [q, k, v].iter().any(|x| x.is_narrow());
     widened(&[q, k, v], |x| {
         let saved = [&x[0], &x[1], &x[2]].map(|x| Rows::<f32>::prepare(x.value()));
-        let plan = Plan { name, heads, scale, causal: options.causal, key_mask: options.key_mask.clone() };
+        let plan = Plan { name, heads, scale, causal: options.causal, key_mask: options.key_mask.clone(), narrow };
         let attended = match x[0].dtype() {
             DType::F64 => plan.with::<f64, _>(&saved, |p| attention_tiles::forward(p, None, true)),
             _ => plan.with::<f32, _>(&saved, |p| attention_tiles::forward(p, None, true)),
@@ -133,6 +134,7 @@ struct Plan {
     scale: f64,
     causal: bool,
     key_mask: Option<Tensor>,
+    narrow: bool,
 }
 
 impl Plan {
@@ -153,6 +155,7 @@ impl Plan {
             key_mask: mask.as_deref(),
             pair_mask: None,
             bounds: &vec![None; self.heads],
+            narrow: self.narrow,
         })
     }
 }

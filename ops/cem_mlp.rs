@@ -21,7 +21,7 @@ use crate::attention_tiles::SharedRows;
 use crate::cast::cast;
 use crate::cem_attention::CemStep;
 use crate::count::count;
-use crate::matmul::contraction;
+use crate::matmul::{add_matrices, matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
 use crate::silu_integral::SiluIntegral;
@@ -65,15 +65,17 @@ fn run(x: &Var, gate: &Var, w_up: &Var, with_energy: bool) -> CemStep {
     count(|c| c.projection += (2 * n * f * d_model) as u64);
     let x_rows = x.value().contiguous().reshape(&[n, d_model]);
     let gate_rows = gate.value().contiguous().reshape(&[n, f]);
-    let u = contraction(&x_rows, &w_up.value().transpose(0, 1), &[]);
+    let narrow = [x, gate, w_up].iter().any(|x| x.is_narrow());
+    let u = matrices(&x_rows, &w_up.value().transpose(0, 1), narrow);
     let a = gated(&u, &gate_rows);
-    let direction = contraction(&a, w_up.value(), &[]).reshape(x.shape());
+    let direction = matrices(&a, w_up.value(), narrow).reshape(x.shape());
     let energy = with_energy.then(|| energies(&u, &gate_rows).reshape(leading));
     let direction = Var::from_op(direction, &[x, gate, w_up], || CemMlpBackward {
         x: x_rows,
         gate: gate_rows,
         w_up: w_up.value().clone(),
         u,
+        narrow,
     });
     CemStep { direction, energy }
 }
@@ -141,6 +143,7 @@ struct CemMlpBackward {
     w_up: Tensor,
     /// `[N, F]`.
     u: Tensor,
+    narrow: bool,
 }
 
 impl Backward for CemMlpBackward {
@@ -151,11 +154,11 @@ impl Backward for CemMlpBackward {
         vec![("x", &self.x), ("gate", &self.gate), ("w_up", &self.w_up), ("u", &self.u)]
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let CemMlpBackward { x, gate, w_up, u } = *self;
+        let CemMlpBackward { x, gate, w_up, u, narrow } = *self;
         let (n, f, d_model) = (x.dim(0), w_up.dim(0), w_up.dim(1));
         let (shape, leading) = (dout.shape().to_vec(), dout.rank() - 1);
         let dm = dout.contiguous().reshape(&[n, d_model]);
-        let mut dgate = contraction(&dm, &w_up.transpose(0, 1), &[]); // da, until the pass
+        let mut dgate = matrices(&dm, &w_up.transpose(0, 1), narrow); // da, until the pass
         let (mut a, mut du) = (Tensor::empty(u.dtype(), u.shape()), u);
         dispatch_real!("cem_mlp", dm.dtype(), E => {
             let gate = gate.as_slice::<E>();
@@ -170,11 +173,11 @@ impl Backward for CemMlpBackward {
             });
         });
         let dw = needs[2].then(|| {
-            let mut dw = contraction(&a.transpose(0, 1), &dm, &[]);
-            dw.add_assign(&contraction(&du.transpose(0, 1), &x, &[]));
+            let mut dw = matrices(&a.transpose(0, 1), &dm, narrow);
+            add_matrices(&mut dw, &du.transpose(0, 1), &x, narrow);
             dw
         });
-        let dx = needs[0].then(|| contraction(&du, &w_up, &[]).reshape(&shape));
+        let dx = needs[0].then(|| matrices(&du, &w_up, narrow).reshape(&shape));
         let dgate = needs[1].then(|| dgate.reshape(&[&shape[..leading], &[f]].concat()));
         vec![dx, dgate, dw]
     }

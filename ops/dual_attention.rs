@@ -146,12 +146,14 @@ pub fn dual_attention(operands: DualAttention, sees: DualSees) -> Var {
         DualSees::Blocks(blocks) => Layout::Blocks(blocks.clone()),
         DualSees::OpenBlock { self_mask, context_mask } => Layout::Open(bools(self_mask), bools(context_mask)),
     };
+    let narrow = all.iter().any(|x| x.is_narrow());
     widened(&all, |x| {
         let mut saved = DualAttentionBackward {
             operands: [0, 1, 2, 3, 4].map(|i| Rows::<f32>::prepare(x[i].value())),
             layout,
             out: None,
             lse: None,
+            narrow,
         };
         let attended = match x[0].dtype() {
             DType::F64 => saved.with_sets::<f64, _>(|sets| attention_tiles::forward_over(sets, None, true)),
@@ -242,6 +244,7 @@ struct DualAttentionBackward {
     layout: Layout,
     out: Option<Tensor>,
     lse: Option<Tensor>,
+    narrow: bool,
 }
 
 impl DualAttentionBackward {
@@ -270,6 +273,7 @@ impl DualAttentionBackward {
             key_mask: own_mask,
             pair_mask: None,
             bounds: &bounds,
+            narrow: self.narrow,
         };
         let context = Problem {
             keys: context_keys,

@@ -81,9 +81,10 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
     let factor = v.map(|v| Rows::<f32>::prepare(&v.value().reshape(&gated_shape)));
     let inputs: Vec<&Var> = [q, k, g, tau].into_iter().chain(v).collect();
     let keep = inputs.iter().any(|x| x.requires_grad());
+    let narrow = inputs.iter().any(|x| x.is_narrow());
     let Attended { out, gated, lse } = match q.dtype() {
-        DType::F64 => forward::<f64>(&operands, tau.value(), factor.as_ref(), keep),
-        _ => forward::<f32>(&operands, tau.value(), factor.as_ref(), keep),
+        DType::F64 => forward::<f64>(&operands, (tau.value(), narrow), factor.as_ref(), keep),
+        _ => forward::<f32>(&operands, (tau.value(), narrow), factor.as_ref(), keep),
     };
     let y = match v {
         Some(v) => gated.expect("asked for").reshape(v.shape()),
@@ -94,7 +95,7 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
         let [q, k, g] = operands;
         let out = out.expect("kept when gradients are required");
         let lse = lse.expect("of a softmax");
-        GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse }
+        GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse, narrow }
     });
     with_kept_factors(y, factors)
 }
@@ -112,7 +113,7 @@ impl Width for f64 {
 }
 
 /// Calls `f` with the attention problem from `tau q̂` to `k̂`.
-fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], f: impl FnOnce(&Problem<E>) -> R) -> R {
+fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], narrow: bool, f: impl FnOnce(&Problem<E>) -> R) -> R {
     let (scaled_q, unit_k) = (unit_rows(q, Some(tau)), unit_rows::<E>(k, None));
     let bound = |&tau: &E| (0.0..=E::FIXED_SHIFT).contains(&Real::to_f64(tau)).then_some(tau);
     f(&Problem {
@@ -129,12 +130,18 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], f: impl FnOnce(
         key_mask: None,
         pair_mask: None,
         bounds: &tau.iter().map(bound).collect::<Vec<_>>(),
+        narrow,
     })
 }
 
-fn forward<E: Width>(operands: &[Tensor; 3], tau: &Tensor, factor: Option<&Tensor>, keep: bool) -> Attended {
+fn forward<E: Width>(
+    operands: &[Tensor; 3],
+    (tau, narrow): (&Tensor, bool),
+    factor: Option<&Tensor>,
+    keep: bool,
+) -> Attended {
     let factor = factor.map(Rows::new);
-    with_problem(operands, &tau.to_vec::<E>(), |p| attention_tiles::forward(p, factor.as_ref(), keep))
+    with_problem(operands, &tau.to_vec::<E>(), narrow, |p| attention_tiles::forward(p, factor.as_ref(), keep))
 }
 
 struct GateAggregateBackward {
@@ -146,6 +153,7 @@ struct GateAggregateBackward {
     v: Option<Tensor>,
     gate: Tensor,
     lse: Tensor,
+    narrow: bool,
 }
 
 impl Backward for GateAggregateBackward {
@@ -167,7 +175,7 @@ impl Backward for GateAggregateBackward {
 }
 
 fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-    let GateAggregateBackward { q, k, g, tau, v, gate, lse, .. } = saved;
+    let GateAggregateBackward { q, k, g, tau, v, gate, lse, narrow, .. } = saved;
     let dout_heads = Rows::<E>::prepare(&dout.reshape(gate.shape()));
     let operands = [q, k, g];
     let tau = tau.to_vec::<E>();
@@ -179,7 +187,7 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[boo
         dlse: None,
     };
     let wanted = [needs[0] || needs[3], needs[1], needs[2], v.is_some() && needs[4]];
-    let [dq, dk, dg, dv] = with_problem(&operands, &tau, |p| attention_tiles::backward(p, &up, wanted));
+    let [dq, dk, dg, dv] = with_problem(&operands, &tau, narrow, |p| attention_tiles::backward(p, &up, wanted));
     let (dq, dtau) = dq.map(|dq| unit_rows_backward(&operands[0], dq, Some(&tau))).unzip();
     let dk = dk.map(|dk| unit_rows_backward::<E>(&operands[1], dk, None).0);
     let mut grads = vec![dq, dk, dg, dtau];

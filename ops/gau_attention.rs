@@ -128,6 +128,7 @@ fn run(name: &'static str, q: &Var, k: &Var, v: &Var, u: Option<&Var>) -> Var {
         v: by_blocks(v.value(), blocks),
         u: u_blocks,
         out: None,
+        narrow: [q, k, v].into_iter().chain(u).any(Var::is_narrow),
     };
     let inputs: Vec<&Var> = [q, k, v].into_iter().chain(u).collect();
     let keep = u.is_some() && inputs.iter().any(|x| x.requires_grad());
@@ -150,6 +151,7 @@ struct GauBackward {
     v: Tensor,
     u: Option<Tensor>,
     out: Option<Tensor>,
+    narrow: bool,
 }
 
 impl GauBackward {
@@ -175,6 +177,7 @@ impl GauBackward {
             key_mask: None,
             pair_mask: None,
             bounds: &vec![None; blocks],
+            narrow: self.narrow,
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
 //! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
-//! where it is needed. With a weight that [is narrow](Var::is_narrow) the factors of all three are rounded to BF16. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
+//! where it is needed. Where an operand [is narrow](Var::is_narrow) the factors of all three are rounded to BF16. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
 //! saved and multiplied again: `x` itself is freed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
 use kumiki_autograd::{Backward, Var};
@@ -38,7 +38,7 @@ pub fn linear(x: &Var, weight: &Var) -> Var {
     let rows = by_rows(x.value());
     count(|c| c.projection += (rows.dim(0) * weight.dim(0) * weight.dim(1)) as u64);
     let shape = [&x.shape()[..x.rank() - 1], &[weight.dim(0)]].concat();
-    let narrow = weight.is_narrow();
+    let narrow = x.is_narrow() || weight.is_narrow();
     let y = matrices(&wide(&rows), &wide(weight.value()).transpose(0, 1), narrow).reshape(&shape);
     Var::from_op(y.cast(x.dtype()), &[x, weight], || LinearBackward {
         x: weight.requires_grad().then(|| match x.factors() {

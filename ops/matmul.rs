@@ -10,10 +10,10 @@
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::shape::{Dims, Offsets, broadcast};
-use kumiki_tensor::{DType, Element, Tensor, dispatch_real};
+use kumiki_tensor::{Element, Tensor, dispatch_real};
 
 use crate::cast::wide;
-use crate::gemm::{BatchAxis, MatMut, MatRef, Operand, Output, gemm_batched, gemm_bf16};
+use crate::gemm::{BatchAxis, Factor, MatMut, MatRef, gemm_batched};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::{squeeze, unsqueeze};
@@ -122,14 +122,22 @@ fn rows_together(x: &Tensor) -> Tensor {
 
 /// `a[M, K] b[K, N]`, contiguous, F32 or F64; `narrow` rounds F32 factors to BF16.
 pub(crate) fn matrices(a: &Tensor, b: &Tensor, narrow: bool) -> Tensor {
-    if !narrow || a.dtype() != DType::F32 {
-        return contraction(a, b, &[]);
-    }
-    let (m, n) = (a.dim(0), b.dim(1));
-    let mut out = Tensor::empty(DType::F32, &[m, n]);
-    let [a, b] = [a, b].map(|x| Operand::F32(matrix::<f32>(x)));
-    gemm_bf16(a, b, Output::F32(MatMut::new(out.as_mut_slice(), m, n)), false);
+    let mut out = Tensor::empty(a.dtype(), &[a.dim(0), b.dim(1)]);
+    product_into(&mut out, a, b, narrow, false);
     out
+}
+
+/// Adds the same to `sum`.
+pub(crate) fn add_matrices(sum: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool) {
+    product_into(sum, a, b, narrow, true);
+}
+
+fn product_into(out: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool, accumulate: bool) {
+    let (m, n) = (a.dim(0), b.dim(1));
+    dispatch_real!("matmul", a.dtype(), E => {
+        let c = MatMut::new(out.make_mut::<E>(), m, n);
+        E::product(narrow, matrix::<E>(a), matrix(b), c, accumulate);
+    });
 }
 
 /// The last two axes of a tensor.

@@ -252,11 +252,17 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
             buffers.dq.fill(E::ZERO);
             let dgate = self.dgate.as_ref().filter(|_| self.is_last(piece));
             if !seen.is_empty() || dgate.is_some() {
-                buffers.pack(p, self.up, Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride }, dgate);
+                buffers.pack(
+                    p,
+                    self.up,
+                    Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride, narrow: p.narrow },
+                    dgate,
+                );
             }
             for j in seen.clone().step_by(KEYS).take_while(|_| needs.contains(&true)) {
                 let keys = KEYS.min(seen.end - j);
-                let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
+                let tile =
+                    Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride, narrow: p.narrow };
                 buffers.pair(p, tile, j - range.start, needs);
             }
             let Some(out) = &self.dq else { continue };
@@ -362,6 +368,7 @@ impl<E: Number> Buffers<'_, E> {
                 c_stride: b_stride,
                 accumulate: true,
                 band: tile.band(Band::DepthFrom),
+                narrow: p.narrow,
             }
             .run();
         };
@@ -384,6 +391,7 @@ impl<E: Number> Buffers<'_, E> {
                 c_stride: k_stride,
                 accumulate: true,
                 band: tile.band(Band::DepthTo),
+                narrow: p.narrow,
             }
             .run();
         }

@@ -94,7 +94,7 @@ fn query_tile<E: Number>(
         (seen.start..seen.end).step_by(KEYS).map(move |j| (p, j, KEYS.min(seen.end - j)))
     });
     for (p, j, keys) in tiles {
-        let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride };
+        let tile = Tile { batch, head, i, queries, j, keys, diagonal: p.diagonal(i, j), stride, narrow: p.narrow };
         if p.mask(batch, j..j + keys).is_some_and(|mask| !mask.contains(&true)) {
             continue;
         }
@@ -126,6 +126,7 @@ fn query_tile<E: Number>(
             c_stride: v_stride,
             accumulate: started,
             band: tile.band(Band::DepthTo),
+            narrow: p.narrow,
         }
         .run();
         started = true;

@@ -142,6 +142,8 @@ pub(crate) struct Problem<'a, E> {
     pub pair_mask: Option<&'a [bool]>,
     /// A bound of all scores of a head, where one is known that no score lies far below.
     pub bounds: &'a [Option<E>],
+    /// Whether products may round their factors to BF16: [`Var::is_narrow`](kumiki_autograd::Var::is_narrow).
+    pub narrow: bool,
 }
 
 impl<E: Number> Problem<'_, E> {
@@ -240,6 +242,8 @@ pub(crate) struct Tile {
     pub diagonal: isize,
     /// Distance between rows of the transposed tile.
     pub stride: usize,
+    /// As of its [`Problem`].
+    pub narrow: bool,
 }
 
 impl Tile {
@@ -257,6 +261,7 @@ impl Tile {
             c_stride: self.stride,
             accumulate: false,
             band: self.band(Band::Columns),
+            narrow: self.narrow,
         }
         .run();
     }

@@ -7,6 +7,7 @@
 //!
 //! A block of `M` rows and `V` vectors of `C` is kept in registers while the depth is walked.
 
+use crate::gemm::{MatMut, MatRef, Operand, Output, gemm_bf16_serial, is_fast};
 use crate::simd::{Kernel, Lanes, Real};
 
 /// Elements from one row of a tile to the next for rows of `columns` elements: whole cache lines, and an odd number of
@@ -49,7 +50,12 @@ pub(crate) struct TileProduct<'a, E> {
     /// Whether `C` is added to instead of written.
     pub accumulate: bool,
     pub band: Band,
+    /// Whether factors of F32 may be rounded to BF16, where that is faster.
+    pub narrow: bool,
 }
+
+/// Multiply-adds from which on rounding and packing the factors pay.
+const NARROW: usize = 32 * 32 * 32;
 
 impl<E: Real> TileProduct<'_, E> {
     /// Computes the product.
@@ -63,7 +69,37 @@ impl<E: Real> TileProduct<'_, E> {
         let line = 64 / size_of::<E>();
         assert!(columns.next_multiple_of(line) <= self.b_stride.min(self.c_stride));
         assert!(depth * self.b_stride <= self.b.len() && rows * self.c_stride <= self.c.len());
+        if self.narrow && size_of::<E>() == 4 && rows * depth * columns >= NARROW && is_fast() {
+            return self.run_narrow();
+        }
         E::dispatch(self);
+    }
+
+    /// As [`TileProduct::run`] with the last term in full precision: one from which the others are about to be taken away.
+    pub fn run_with_exact_last_term(self) {
+        if !self.narrow || self.depth == 0 {
+            return self.run();
+        }
+        let last = self.depth - 1;
+        let (a, b) = (&self.a[last * self.a_strides.1..], &self.b[last * self.b_stride..]);
+        TileProduct { depth: last, c: &mut *self.c, ..self }.run();
+        TileProduct { depth: 1, a, b, accumulate: true, narrow: false, ..self }.run();
+    }
+
+    /// The whole product, whatever the band: what it would leave out is zero or not wanted.
+    fn run_narrow(self) {
+        fn as_f32<E: Real>(x: &[E]) -> &[f32] {
+            // SAFETY: the real number of four bytes is f32.
+            unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) }
+        }
+        let TileProduct { rows, depth, columns, a_strides: (row_stride, col_stride), .. } = self;
+        let a = MatRef { data: as_f32(self.a), offset: 0, rows, cols: depth, row_stride, col_stride };
+        let row_stride = self.b_stride;
+        let b = MatRef { data: as_f32(self.b), offset: 0, rows: depth, cols: columns, row_stride, col_stride: 1 };
+        // SAFETY: as in `as_f32`; the slice is borrowed mutably by `self`.
+        let data = unsafe { std::slice::from_raw_parts_mut(self.c.as_mut_ptr().cast::<f32>(), self.c.len()) };
+        let c = MatMut { data, offset: 0, rows, cols: columns, row_stride: self.c_stride, col_stride: 1 };
+        gemm_bf16_serial(Operand::F32(a), Operand::F32(b), Output::F32(c), self.accumulate);
     }
 }
 
@@ -216,6 +252,7 @@ mod tests {
             c_stride: stride,
             accumulate,
             band,
+            narrow: false,
         }
         .run();
         for r in 0..rows {

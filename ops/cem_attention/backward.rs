@@ -185,17 +185,45 @@ fn query_tile<E: Number>(
     let factor = |rows, columns| Factor { rows, columns };
     let (mut q, mut dc, mut x, mut dm) = (factor(q, q_t), factor(dc, dc_t), factor(x, x_t), factor(dm, dm_t));
     let diagonal = (i + p.keys - p.queries) as isize;
-    let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride };
+    let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride, narrow: p.narrow };
     let shape = Shape { stride, keys, queries, diagonal };
     let per_query = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
         let (rows, depth, a_strides, c_stride) = (queries, keys, (1, stride), b_stride);
         let (accumulate, band) = (false, tile.band(Band::DepthTo));
-        TileProduct { rows, depth, columns, a: weights, a_strides, b, b_stride, c, c_stride, accumulate, band }.run();
+        TileProduct {
+            rows,
+            depth,
+            columns,
+            a: weights,
+            a_strides,
+            b,
+            b_stride,
+            c,
+            c_stride,
+            accumulate,
+            band,
+            narrow: p.narrow,
+        }
+        .run();
     };
     let per_key = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
         let (rows, depth, a_strides, c_stride) = (keys, queries, (stride, 1), b_stride);
         let (accumulate, band) = (true, tile.band(Band::DepthFrom));
-        TileProduct { rows, depth, columns, a: weights, a_strides, b, b_stride, c, c_stride, accumulate, band }.run();
+        TileProduct {
+            rows,
+            depth,
+            columns,
+            a: weights,
+            a_strides,
+            b,
+            b_stride,
+            c,
+            c_stride,
+            accumulate,
+            band,
+            narrow: p.narrow,
+        }
+        .run();
     };
     let token = |c: usize| batch * p.queries + i + c;
     let (groups, heads) = p.groups();

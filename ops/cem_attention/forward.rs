@@ -79,12 +79,26 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
     let [q, scores, context, lse, x, rows, base, total] = scratch.parts::<E, 8>(sizes);
     let diagonal = (i + p.keys - p.queries) as isize;
-    let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride };
+    let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride, narrow: p.narrow };
     let shape = Shape { stride, keys, queries, diagonal };
     let weighted = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
         let (rows, depth, a_strides, c_stride) = (queries, keys, (1, stride), b_stride);
         let (accumulate, band) = (false, tile.band(Band::DepthTo));
-        TileProduct { rows, depth, columns, a: weights, a_strides, b, b_stride, c, c_stride, accumulate, band }.run();
+        TileProduct {
+            rows,
+            depth,
+            columns,
+            a: weights,
+            a_strides,
+            b,
+            b_stride,
+            c,
+            c_stride,
+            accumulate,
+            band,
+            narrow: p.narrow,
+        }
+        .run();
     };
     let (groups, heads) = p.groups();
     for group in 0..groups {

@@ -39,7 +39,7 @@ use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
 use crate::attention_tiles::{Number, Rows, leading};
 use crate::cast::cast;
 use crate::count::count;
-use crate::matmul::contraction;
+use crate::matmul::{add_matrices, matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rope::rotate;
 use crate::simd::Real;
@@ -133,8 +133,10 @@ fn run(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiagonal>, rope_base: f64
     let rows = batch * queries;
     let flat = wq.value().reshape(&[heads * width, d_model]);
     let x_rows = x.value().contiguous().reshape(&[rows, d_model]);
+    let others = diagonal.iter().flat_map(|g| [g.d, g.history]);
+    let narrow = [x, wq, k].into_iter().chain(others).any(Var::is_narrow);
     let mut saved = CemAttentionBackward {
-        q: contraction(&x_rows, &flat.transpose(0, 1), &[]).reshape(&[batch, queries, heads, width]),
+        q: matrices(&x_rows, &flat.transpose(0, 1), narrow).reshape(&[batch, queries, heads, width]),
         x: x_rows,
         wq: flat,
         k: Rows::<f32>::prepare(k.value()),
@@ -147,6 +149,7 @@ fn run(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiagonal>, rope_base: f64
         lse: None,
         rope_base,
         per_head: diagonal.is_some_and(|g| g.d.rank() == 2),
+        narrow,
     };
     let positions = saved.positions();
     rotate(&mut saved.q, None, rope_base, &positions);
@@ -163,7 +166,7 @@ fn run(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiagonal>, rope_base: f64
     let mut back = Tensor::empty(context.dtype(), context.shape());
     rotate(&mut back, Some(&context), rope_base, &saved.backwards());
     let back = back.reshape(&[rows, heads * width]);
-    let mut direction = contraction(&back, &saved.wq, &[]);
+    let mut direction = matrices(&back, &saved.wq, narrow);
     let energy = dispatch_real!("cem_attention", x.dtype(), E => {
         if let (Some(diagonal), Some(mix)) = (&saved.diagonal, &mix) {
             let (d, mix) = (diagonal.d.as_slice::<E>(), mix.as_slice::<E>());
@@ -220,6 +223,7 @@ struct Problem<'a, E> {
     /// `[B, T_k, H, K]`.
     k: Rows<'a, E>,
     diagonal: Option<Group<'a, E>>,
+    narrow: bool,
 }
 
 struct Group<'a, E> {
@@ -285,6 +289,7 @@ struct CemAttentionBackward {
     diagonal: Option<Diagonal>,
     rope_base: f64,
     per_head: bool,
+    narrow: bool,
 }
 
 impl CemAttentionBackward {
@@ -316,6 +321,7 @@ impl CemAttentionBackward {
                 x: Rows::new(&x),
                 history: Rows::new(history),
             }),
+            narrow: self.narrow,
         })
     }
 
@@ -324,8 +330,8 @@ impl CemAttentionBackward {
         let (rows, d_model) = (batch * queries, self.wq.dim(1));
         let dm_rows = dm.reshape(&[rows, d_model]);
         let context = self.context.as_ref().expect("of the forward");
-        let mut dwq = contraction(&context.transpose(0, 1), &dm_rows, &[]);
-        let dcontext = contraction(&dm_rows, &self.wq.transpose(0, 1), &[]);
+        let mut dwq = matrices(&context.transpose(0, 1), &dm_rows, self.narrow);
+        let dcontext = matrices(&dm_rows, &self.wq.transpose(0, 1), self.narrow);
         let mut dcontext = dcontext.reshape(&[batch, queries, heads, width]);
         rotate(&mut dcontext, None, self.rope_base, &self.positions());
         let dm_heads = dm.reshape(&[batch, queries, 1, d_model]);
@@ -338,8 +344,8 @@ impl CemAttentionBackward {
         let backward::Gradients { mut dq, dk, diagonal } = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         rotate(&mut dq, None, self.rope_base, &self.backwards());
         let dq = dq.reshape(&[rows, heads * width]);
-        dwq.add_assign(&contraction(&dq.transpose(0, 1), &self.x, &[]));
-        let mut dx = contraction(&dq, &self.wq, &[]);
+        add_matrices(&mut dwq, &dq.transpose(0, 1), &self.x, self.narrow);
+        let mut dx = matrices(&dq, &self.wq, self.narrow);
         let mut grads = vec![None, Some(dwq.reshape(&[heads, width, d_model])), Some(dk)];
         if let Some(backward::DiagonalGradients { dx: direct, dd, dhistory }) = diagonal {
             dx.add_assign(&direct.reshape(&[rows, d_model]));

@@ -115,6 +115,7 @@ fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (us
                 c_stride: l_stride,
                 accumulate: false,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
             write_rows(p, (batch, i, head), count, &out.dlinear_q, (rows, l_stride), (features, inverse(start)));
@@ -134,6 +135,7 @@ fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (us
                 c_stride: l_stride,
                 accumulate: true,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
         }
@@ -238,13 +240,14 @@ impl<E: Number> Buffers<'_, E> {
                     c_stride: s.v,
                     accumulate: true,
                     band: Band::Full,
+                    narrow: p.narrow,
                 }
                 .run();
             }
             self.dq[..queries * s.k].fill(E::ZERO);
             for j in (start..i + queries).step_by(size) {
                 let (keys, diagonal, stride) = (size.min(i + queries - j), (i - j) as isize, s.tile);
-                self.pair(p, Tile { batch, head, i, queries, j, keys, diagonal, stride }, j - start);
+                self.pair(p, Tile { batch, head, i, queries, j, keys, diagonal, stride, narrow: p.narrow }, j - start);
             }
             write_rows(p, (batch, i, head), queries, &out.dq, (self.dq, s.k), (p.q.width, p.scale));
         }
@@ -274,6 +277,7 @@ impl<E: Number> Buffers<'_, E> {
             c_stride: s.l,
             accumulate: false,
             band: Band::Full,
+            narrow: p.narrow,
         }
         .run();
         TileProduct {
@@ -288,6 +292,7 @@ impl<E: Number> Buffers<'_, E> {
             c_stride: s.v,
             accumulate: false,
             band: Band::Full,
+            narrow: p.narrow,
         }
         .run();
     }
@@ -339,6 +344,7 @@ impl<E: Number> Buffers<'_, E> {
                 c_stride: b_stride,
                 accumulate: true,
                 band: tile.band(Band::DepthFrom),
+                narrow: p.narrow,
             }
             .run();
         };
@@ -356,6 +362,7 @@ impl<E: Number> Buffers<'_, E> {
             c_stride: s.k,
             accumulate: true,
             band: tile.band(Band::DepthTo),
+            narrow: p.narrow,
         }
         .run();
     }

@@ -61,12 +61,14 @@ fn block<E: Number>(
                 c_stride: v_stride,
                 accumulate: false,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
             transposed_queries(p, (batch, i, head), queries, q, stride);
             for j in (start..i + queries).step_by(size) {
                 let keys = size.min(i + queries - j);
-                let tile = Tile { batch, head, i, queries, j, keys, diagonal: (i - j) as isize, stride };
+                let tile =
+                    Tile { batch, head, i, queries, j, keys, diagonal: (i - j) as isize, stride, narrow: p.narrow };
                 tile.transposed_product((p.k.from(batch, j, head), p.k.time_stride()), p.k.width, q, scores);
                 SquaredRelu { scores, stride, keys, queries, diagonal: tile.diagonal }.run();
                 p.v.copy(batch, j, head, keys, v, v_stride);
@@ -82,6 +84,7 @@ fn block<E: Number>(
                     c_stride: v_stride,
                     accumulate: true,
                     band: tile.band(Band::DepthTo),
+                    narrow: p.narrow,
                 }
                 .run();
             }
@@ -131,6 +134,7 @@ pub(super) fn add_to_state<E: Number>(
             c_stride: v_stride,
             accumulate: true,
             band: Band::Full,
+            narrow: p.narrow,
         }
         .run();
     }

@@ -121,7 +121,8 @@ fn run(name: &'static str, inputs: &[Var], chunk: usize) -> Var {
     });
     let u = inputs.get(5).map(|u| by_blocks(u.value(), blocks));
     let keep = inputs.len() == 6 && inputs.iter().any(Var::requires_grad);
-    let mut saved = MixedChunkBackward { name, operands, u, chunk, out: None };
+    let narrow = inputs.iter().any(Var::is_narrow);
+    let mut saved = MixedChunkBackward { name, operands, u, chunk, out: None, narrow };
     let (out, gated) = match inputs[0].dtype() {
         DType::F64 => saved.forward::<f64>(keep),
         _ => saved.forward::<f32>(keep),
@@ -139,6 +140,7 @@ struct MixedChunkBackward {
     u: Option<Tensor>,
     chunk: usize,
     out: Option<Tensor>,
+    narrow: bool,
 }
 
 /// The operands by blocks.
@@ -154,6 +156,7 @@ struct Problem<'a, E> {
     v: Rows<'a, E>,
     /// `1 / sqrt(S C)`.
     scale: E,
+    narrow: bool,
 }
 
 impl<E: Number> Problem<'_, E> {
@@ -193,6 +196,7 @@ impl MixedChunkBackward {
             linear_k: Rows::new(linear_k),
             v: Rows::new(v),
             scale: Real::from_f64(1.0 / (q.dim(3) as f64 * self.chunk as f64).sqrt()),
+            narrow: self.narrow,
         })
     }
 

@@ -140,7 +140,8 @@ fn push<E: Number>(entries: &mut [Entry<E>], seen: usize, x: MixedChunk) -> Tens
     let [q, k, linear_q, linear_k, v] = [0, 1, 2, 3, 4].map(|i| Rows::new(&operands[i]));
     let scale = Real::from_f64(1.0 / (q.width as f64 * x.chunk as f64).sqrt());
     if seen == 0 && time > 1 {
-        let p = Problem { batch, blocks: 1, time, chunk: x.chunk.min(time), q, k, linear_q, linear_k, v, scale };
+        let chunk = x.chunk.min(time);
+        let p = Problem { batch, blocks: 1, time, chunk, q, k, linear_q, linear_k, v, scale, narrow: false };
         let out = forward(&p, None, true).0.expect("asked for");
         prefill(entries, &p);
         return out.reshape(&[batch, time, values]);

@@ -3,7 +3,7 @@
 
 use kumiki_tensor::{Tensor, threads};
 
-use super::forward::{add_to_state, copy_gates, tile_product, transpose};
+use super::forward::{add_to_state, copy_gates, pair_product, transpose};
 use super::weights::{Deltas, Pairs, Slopes};
 use super::{CHUNK, Problem};
 use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
@@ -197,7 +197,7 @@ impl<E: Number> Buffers<'_, E> {
         s: Strides,
         out: &Outputs<E>,
     ) -> f64 {
-        let (features, values) = (p.phi_k.width, p.g.width);
+        let features = p.phi_k.width;
         let (mut near, mut summed) = (0f64, 0);
         for i in (0..p.time).step_by(CHUNK) {
             let queries = CHUNK.min(p.time - i);
@@ -212,11 +212,12 @@ impl<E: Number> Buffers<'_, E> {
             transpose(&p.phi_q, (batch, i, head), queries, self.phi_t, s.tile);
             self.pack(p, up, (batch, head), i, s, out.dv.as_ref());
             self.dq[..queries * s.k].fill(E::ZERO);
-            self.features_from_state(first, queries, features, values, s);
+            self.features_from_state(p, first, queries, s);
 
             for j in (first..i + queries).step_by(CHUNK) {
                 let keys = CHUNK.min(i + queries - j);
-                let pairs = Pairs { keys, queries, ahead: (i - j) as isize, window: p.window as isize, stride: s.tile };
+                let (ahead, window) = ((i - j) as isize, p.window as isize);
+                let pairs = Pairs { keys, queries, ahead, window, stride: s.tile, narrow: p.narrow };
                 near += self.pair(p, j, pairs, s, p.tau[head]);
             }
             let rows = [(&out.dq, &*self.dq, s.k, p.k.width), (&out.dphi_q, &*self.dphi, s.phi, features)];
@@ -263,7 +264,8 @@ impl<E: Number> Buffers<'_, E> {
     }
 
     /// `dφ(q) = S d`, which begins the sum.
-    fn features_from_state(&mut self, first: usize, queries: usize, features: usize, values: usize, s: Strides) {
+    fn features_from_state(&mut self, p: &Problem<E>, first: usize, queries: usize, s: Strides) {
+        let (features, values) = (p.phi_q.width, p.g.width);
         let depth = if first > 0 { values + 1 } else { 0 };
         if first > 0 {
             self.transpose_state(features, values, s);
@@ -280,8 +282,9 @@ impl<E: Number> Buffers<'_, E> {
             c_stride: s.phi,
             accumulate: false,
             band: Band::Full,
+            narrow: p.narrow,
         }
-        .run();
+        .run_with_exact_last_term();
     }
 
     fn transpose_state(&mut self, features: usize, values: usize, s: Strides) {
@@ -295,12 +298,12 @@ impl<E: Number> Buffers<'_, E> {
         let (k, phi_k, g) = (&self.k[j * s.k..], &self.phi_k[j * s.phi..], &self.g[j * s.g..]);
         let (has_near, has_far) = (pairs.has_near(), pairs.has_far());
         if has_near {
-            tile_product((k, s.k), width, pairs, self.q_t, self.scores);
+            pair_product((k, s.k), width, pairs, self.q_t, self.scores).run();
         }
         if has_far {
-            tile_product((phi_k, s.phi), features, pairs, self.phi_t, self.kernel);
+            pair_product((phi_k, s.phi), features, pairs, self.phi_t, self.kernel).run();
         }
-        tile_product((g, s.g), values + 1, pairs, self.d_t, self.slopes);
+        pair_product((g, s.g), values + 1, pairs, self.d_t, self.slopes).run_with_exact_last_term();
         let near = Slopes { pairs, scores: self.scores, kernel: self.kernel, slopes: self.slopes, shift }.run();
 
         let per_key = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
@@ -316,6 +319,7 @@ impl<E: Number> Buffers<'_, E> {
                 c_stride: stride,
                 accumulate: true,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
         };
@@ -332,6 +336,7 @@ impl<E: Number> Buffers<'_, E> {
                 c_stride: stride,
                 accumulate: true,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
         };
@@ -368,6 +373,7 @@ impl<E: Number> Buffers<'_, E> {
                     c_stride: s.g,
                     accumulate: true,
                     band: Band::Full,
+                    narrow: p.narrow,
                 }
                 .run();
                 i -= CHUNK;
@@ -386,6 +392,7 @@ impl<E: Number> Buffers<'_, E> {
                     c_stride: stride,
                     accumulate: true,
                     band: Band::Full,
+                    narrow: p.narrow,
                 }
                 .run();
             };

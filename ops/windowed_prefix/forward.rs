@@ -84,11 +84,13 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
             c_stride: g_stride,
             accumulate: false,
             band: Band::Full,
+            narrow: p.narrow,
         }
         .run();
         for j in (first..i + queries).step_by(CHUNK) {
             let keys = CHUNK.min(i + queries - j);
-            let pairs = Pairs { keys, queries, ahead: (i - j) as isize, window: p.window as isize, stride };
+            let (ahead, window) = ((i - j) as isize, p.window as isize);
+            let pairs = Pairs { keys, queries, ahead, window, stride, narrow: p.narrow };
             if pairs.has_near() {
                 transposed_product(&p.k, (batch, j, head), pairs, q, scores);
             }
@@ -109,6 +111,7 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
                 c_stride: g_stride,
                 accumulate: true,
                 band: Band::Full,
+                narrow: p.narrow,
             }
             .run();
         }
@@ -159,11 +162,17 @@ pub(super) fn transposed_product<E: Number>(
     packed: &[E],
     out: &mut [E],
 ) {
-    tile_product((keys.from(batch, time, head), keys.time_stride()), keys.width, pairs, packed, out);
+    pair_product((keys.from(batch, time, head), keys.time_stride()), keys.width, pairs, packed, out).run();
 }
 
-/// As [`transposed_product`] with rows so far apart.
-pub(super) fn tile_product<E: Number>(rows: (&[E], usize), depth: usize, pairs: Pairs, packed: &[E], out: &mut [E]) {
+/// As [`transposed_product`] with rows so far apart, still to be run.
+pub(super) fn pair_product<'a, E: Number>(
+    rows: (&'a [E], usize),
+    depth: usize,
+    pairs: Pairs,
+    packed: &'a [E],
+    out: &'a mut [E],
+) -> TileProduct<'a, E> {
     TileProduct {
         rows: pairs.keys,
         depth,
@@ -177,8 +186,8 @@ pub(super) fn tile_product<E: Number>(rows: (&[E], usize), depth: usize, pairs: 
         accumulate: false,
         // Key r is visible to query c when r <= c + ahead.
         band: if pairs.keys as isize - 1 <= pairs.ahead { Band::Full } else { Band::Columns(pairs.ahead) },
+        narrow: pairs.narrow,
     }
-    .run();
 }
 
 /// Rows `(g_j, 1)`: what is multiplied with weights then gives sums of gates and, last, of weights.
@@ -215,6 +224,7 @@ pub(super) fn add_to_state<E: Number>(
         c_stride: stride,
         accumulate: true,
         band: Band::Full,
+        narrow: p.narrow,
     }
     .run();
 }

@@ -144,7 +144,8 @@ fn run(name: &'static str, inputs: &[Var], window: usize) -> Var {
     let v = inputs.get(6).map(|v| Rows::<f32>::prepare(&v.value().reshape(inputs[4].shape())));
     let tau = inputs[5].value().contiguous();
     let keep = inputs.iter().any(Var::requires_grad);
-    let mut saved = WindowedPrefixBackward { name, operands, tau, v, window, gate: None, den: None };
+    let narrow = inputs.iter().any(Var::is_narrow);
+    let mut saved = WindowedPrefixBackward { name, operands, tau, v, window, gate: None, den: None, narrow };
     let gated = match saved.tau.dtype() {
         DType::F64 => saved.forward::<f64>(keep),
         _ => saved.forward::<f32>(keep),
@@ -167,6 +168,7 @@ struct WindowedPrefixBackward {
     /// ḡ `[B, T, H, G]`, and the sums of weights `[B, H, T]`.
     gate: Option<Tensor>,
     den: Option<Tensor>,
+    narrow: bool,
 }
 
 /// The operands of all heads, with `tau q̂` and `k̂`.
@@ -181,6 +183,7 @@ struct Problem<'a, E> {
     phi_k: Rows<'a, E>,
     g: Rows<'a, E>,
     tau: &'a [E],
+    narrow: bool,
 }
 
 impl<E: Number> Problem<'_, E> {
@@ -212,6 +215,7 @@ impl WindowedPrefixBackward {
             phi_k: Rows::new(phi_k),
             g: Rows::new(g),
             tau,
+            narrow: self.narrow,
         })
     }
 

@@ -124,6 +124,7 @@ impl<E: Number> Head<E> {
                 c_stride: stride,
                 accumulate: true,
                 band: Band::Full,
+                narrow: false,
             }
             .run();
         }

@@ -15,6 +15,8 @@ pub(super) struct Pairs {
     pub window: isize,
     /// Elements from one key's row to the next.
     pub stride: usize,
+    /// As of the problem.
+    pub narrow: bool,
 }
 
 impl Pairs {

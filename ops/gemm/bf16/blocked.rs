@@ -57,6 +57,7 @@ struct Chunk {
     packed_b: *const bf16,
     c: Target,
     accumulate: bool,
+    parallel: bool,
 }
 
 // SAFETY: it stands for shared operands and an exclusive C, of which each tile writes its own part.
@@ -94,7 +95,7 @@ fn source(matrix: Operand, side: Side) -> Source {
 const PER_UNIT: usize = 128;
 
 /// The caller has checked the extents, that the CPU has `level`, and that no extent is 0.
-pub(super) fn run(level: Level, a: Operand, b: Operand, c: Output, accumulate: bool) {
+pub(super) fn run(level: Level, a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) {
     let ((m, k), (_, n)) = (a.shape(), b.shape());
     let (a, b) = (source(a, Side::A), source(b, Side::B));
     let (row_stride, col_stride) = c.strides();
@@ -113,24 +114,24 @@ pub(super) fn run(level: Level, a: Operand, b: Operand, c: Output, accumulate: b
         let mut packed_a = std::ptr::null();
         if small > 0 {
             let to = packed_b.wrapping_add(cols * depth);
-            pack(Side::A, to, a, m, k);
+            pack(Side::A, to, a, m, k, parallel);
             packed_a = to.cast_const();
         }
         for j in (0..n).step_by(cols) {
             let some = cols.min(n - j);
-            pack(Side::B, packed_b, b.at(j, 0), some, k);
+            pack(Side::B, packed_b, b.at(j, 0), some, k, parallel);
             let c = c.at(0, j);
-            Chunk { level, m, n: some, k, a, packed_a, packed_b, c, accumulate }.run();
+            Chunk { level, m, n: some, k, a, packed_a, packed_b, c, accumulate, parallel }.run();
         }
     });
 }
 
 /// Packs all terms of `rows` rows, pass by pass: panels of the first pass, then those of the second.
-fn pack(side: Side, to: *mut bf16, source: Source, rows: usize, k: usize) {
+fn pack(side: Side, to: *mut bf16, source: Source, rows: usize, k: usize, parallel: bool) {
     let to = Packed(to);
     let piece = PANELS * PANEL;
     let padded = rows.next_multiple_of(PANEL);
-    for_pieces(rows, piece, piece * k / 16, true, |from, until| {
+    for_pieces(rows, piece, piece * k / 16, parallel, |from, until| {
         for p in (0..k).step_by(PASS) {
             let terms = PASS.min(k - p);
             // SAFETY: the level has AVX512-BF16; each piece writes its own panels, which are in the room.
@@ -183,11 +184,12 @@ fn prefetch(from: *const bf16, len: usize) {
 impl Chunk {
     fn run(self) {
         // An element is the same chain of sums in any tile, so their size may follow the number of threads.
-        let rows = (self.m / (2 * threads::current_threads())).next_multiple_of(PANEL).clamp(LEAST, ROWS);
+        let tasks = if self.parallel { 2 * threads::current_threads() } else { 1 };
+        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, ROWS);
         let cols = if self.k <= PASS { self.n } else { COLUMNS.min(self.n) };
         let (row_tiles, col_tiles) = (self.m.div_ceil(rows), self.n.div_ceil(cols));
         let cost = rows.min(self.m) * cols * self.k / PER_UNIT;
-        for_pieces(row_tiles * col_tiles, 1, cost, true, |index, _| {
+        for_pieces(row_tiles * col_tiles, 1, cost, self.parallel, |index, _| {
             let (i, j) = (index / col_tiles * rows, index % col_tiles * cols);
             let tile = Tile { chunk: self, rows: (i, self.m.min(i + rows)), cols: (j, self.n.min(j + cols)) };
             // SAFETY: the CPU has the level, which `gemm_bf16` checked; tiles are disjoint.

@@ -113,6 +113,29 @@ impl Output<'_> {
 /// When shapes do not fit, a matrix reaches outside its slice, or two elements of C share a place.
 #[track_caller]
 pub fn gemm_bf16(a: Operand, b: Operand, c: Output, accumulate: bool) {
+    product(a, b, c, accumulate, true);
+}
+
+/// As [`gemm_bf16`], on the calling thread alone: for tiles inside fused operators.
+///
+/// # Panics
+/// As [`gemm_bf16`].
+#[track_caller]
+pub fn gemm_bf16_serial(a: Operand, b: Operand, c: Output, accumulate: bool) {
+    product(a, b, c, accumulate, false);
+}
+
+/// Whether [`gemm_bf16`] is faster than [`gemm`] of F32 on this CPU: otherwise it only rounds.
+pub(crate) fn is_fast() -> bool {
+    match level() {
+        #[cfg(target_arch = "x86_64")]
+        level @ (Level::Amx | Level::Avx512) => level == Level::Amx || dot::is_available(),
+        _ => false,
+    }
+}
+
+#[track_caller]
+fn product(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) {
     let ((m, k), (b_rows, n), (c_rows, c_cols)) = (a.shape(), b.shape(), c.shape());
     assert!(
         b_rows == k && c_rows == m && c_cols == n,
@@ -141,9 +164,9 @@ pub fn gemm_bf16(a: Operand, b: Operand, c: Output, accumulate: bool) {
     match level() {
         #[cfg(target_arch = "x86_64")]
         level @ (Level::Amx | Level::Avx512) if level == Level::Amx || dot::is_available() => {
-            blocked::run(level, a, b, c, accumulate);
+            blocked::run(level, a, b, c, accumulate, parallel);
         }
-        _ => widened::run(a, b, c, accumulate),
+        _ => widened::run(a, b, c, accumulate, parallel),
     }
 }
 

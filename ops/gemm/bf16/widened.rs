@@ -2,21 +2,22 @@
 
 use kumiki_tensor::{bf16, threads};
 
-use super::super::{MatMut, MatRef, gemm};
+use super::super::{MatMut, MatRef, gemm, gemm_serial};
 use super::{Operand, Output};
 
 /// Elements that one task widens.
 const PIECE: usize = 16 * 1024;
 
-pub(super) fn run(a: Operand, b: Operand, c: Output, accumulate: bool) {
+pub(super) fn run(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) {
+    let product = if parallel { gemm::<f32> } else { gemm_serial };
     let ((m, k), (_, n)) = (a.shape(), b.shape());
-    let (a, b) = (widen(a), widen(b));
+    let (a, b) = (widen(a, parallel), widen(b, parallel));
     let (a, b) = (MatRef::new(&a, m, k), MatRef::new(&b, k, n));
     match c {
-        Output::F32(c) => gemm(1.0, a, b, if accumulate { 1.0 } else { 0.0 }, c),
+        Output::F32(c) => product(1.0, a, b, if accumulate { 1.0 } else { 0.0 }, c),
         Output::BF16(c) => {
             let mut sums = vec![0.0f32; m * n];
-            gemm(1.0, a, b, 0.0, MatMut::new(&mut sums, m, n));
+            product(1.0, a, b, 0.0, MatMut::new(&mut sums, m, n));
             for (i, row) in sums.chunks(n).enumerate() {
                 for (j, &sum) in row.iter().enumerate() {
                     let to = &mut c.data[c.offset + i * c.row_stride + j * c.col_stride];
@@ -28,10 +29,11 @@ pub(super) fn run(a: Operand, b: Operand, c: Output, accumulate: bool) {
 }
 
 /// Row-major, every element rounded to BF16.
-fn widen(matrix: Operand) -> Vec<f32> {
-    fn copy<E: Copy + Sync>(m: MatRef<E>, value: impl Fn(E) -> f32 + Sync + Send) -> Vec<f32> {
+fn widen(matrix: Operand, parallel: bool) -> Vec<f32> {
+    fn copy<E: Copy + Sync>(m: MatRef<E>, parallel: bool, value: impl Fn(E) -> f32 + Sync + Send) -> Vec<f32> {
         let mut out = vec![0.0; m.rows * m.cols];
-        threads::parallel_chunks_mut(&mut out, PIECE, PIECE, |piece, out| {
+        let cost = if parallel { PIECE } else { 0 };
+        threads::parallel_chunks_mut(&mut out, PIECE, cost, |piece, out| {
             for (at, to) in out.iter_mut().enumerate() {
                 let (i, j) = ((piece * PIECE + at) / m.cols, (piece * PIECE + at) % m.cols);
                 *to = value(m.data[m.offset + i * m.row_stride + j * m.col_stride]);
@@ -40,7 +42,7 @@ fn widen(matrix: Operand) -> Vec<f32> {
         out
     }
     match matrix {
-        Operand::F32(m) => copy(m, |x| bf16::from_f32(x).to_f32()),
-        Operand::BF16(m) => copy(m, bf16::to_f32),
+        Operand::F32(m) => copy(m, parallel, |x| bf16::from_f32(x).to_f32()),
+        Operand::BF16(m) => copy(m, parallel, bf16::to_f32),
     }
 }
