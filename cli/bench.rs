@@ -219,9 +219,9 @@ pub struct Step {
     /// Chunk of flash
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     chunk: usize,
-    /// Threads
-    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
-    threads: usize,
+    /// Threads [default: KUMIKI_THREADS, else 2]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    threads: Option<usize>,
     /// Steps to time
     #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true)]
     steps: usize,
@@ -259,9 +259,14 @@ impl Step {
             "bf16" => DType::BF16,
             other => return Err(Error::new(unknown("dtype", other, &["f32", "bf16", "f64"]))),
         };
+        let from_environment = || match std::env::var_os("KUMIKI_THREADS") {
+            Some(_) => threads::configured_threads().map_err(Error::new),
+            None => Ok(2),
+        };
+        let count = self.threads.map_or_else(from_environment, Ok)?;
         let most = threads::MAX_THREADS;
-        if !(1..=most).contains(&self.threads) {
-            return Err(Error::new(format!("--threads must be from 1 to {most}, found {}", self.threads)));
+        if !(1..=most).contains(&count) {
+            return Err(Error::new(format!("--threads must be from 1 to {most}, found {count}")));
         }
         // The largest count that a setting `params` may have, too.
         let most = (1u64 << 40) as f64;
@@ -285,14 +290,14 @@ impl Step {
             params,
             steps,
         };
-        let timing = threads::try_with_threads(self.threads, || bench.run(self.profile)).map_err(Error::new)??;
+        let timing = threads::try_with_threads(count, || bench.run(self.profile)).map_err(Error::new)??;
         if self.profile {
             print_profile(&timing, bench.steps)?;
         }
         json(&json!({
             "engine": concat!("kumiki ", env!("CARGO_PKG_VERSION")), "model": bench.model, "dtype": self.dtype,
             "params": timing.params, "step_ms": (timing.seconds * 1e4).round() / 10.0, "tok_s": timing.tok_s.round() as u64,
-            "peak_rss_mb": peak_rss_mb(), "threads": self.threads, "simd": simd::level().to_string(),
+            "peak_rss_mb": peak_rss_mb(), "threads": count, "simd": simd::level().to_string(),
         }))
     }
 }

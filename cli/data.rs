@@ -108,6 +108,7 @@ impl Prepare {
             }
             done => done?,
         };
+        interrupt::done();
         for what in &bad {
             remark(&format!("passed over: {what}"));
         }

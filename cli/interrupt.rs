@@ -1,6 +1,7 @@
 //! Ctrl-C during long work, a training say: once to stop after the step, with everything saved; twice to stop at once.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kumiki_train::stop::Stop;
 use kumiki_train::{Error, Result};
@@ -41,7 +42,17 @@ pub fn stop_saying(what: &'static str) -> Result<Stop> {
     Ok(STOP.get_or_init(|| stop).clone())
 }
 
-/// Whether somebody has asked for a stop.
+static TOO_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody has asked for a stop, and not too late.
 pub fn is_asked() -> bool {
-    STOP.get().is_some_and(Stop::is_asked)
+    STOP.get().is_some_and(Stop::is_asked) && !TOO_LATE.load(Ordering::Relaxed)
+}
+
+/// The work is done: who asked for a stop and saw it going on is told so, and the program ends as if nobody had.
+pub fn done() {
+    if is_asked() {
+        TOO_LATE.store(true, Ordering::Relaxed);
+        remark("too late to stop: everything is written");
+    }
 }

@@ -79,13 +79,13 @@ Examples:
 
 `kumiki COMMAND --help` explains every option of a command.
 KUMIKI_THREADS sets the number of threads; results do not depend on it.
-KUMIKI_SIMD=portable|avx2|avx512 chooses the instructions.";
+KUMIKI_SIMD=portable|avx2|avx512|amx chooses the instructions; results differ in the last places.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Device {
     /// The processor
     Cpu,
-    /// An NVIDIA card
+    /// An NVIDIA card; not built yet
     Cuda,
 }
 

@@ -64,8 +64,8 @@ pub fn run(plan: Plan, folder: &Path, options: &RunOptions) -> Result<Option<Res
 
 /// Where a run was stopped and how it goes on.
 fn stop(plan: &Plan, model: &str, step: u64, folder: &Path) -> String {
-    // `train` has its model in the name of the experiment.
-    let command = plan.experiment.strip_suffix(&format!(" {model}")).unwrap_or(&plan.experiment);
+    // `train` has its model in the name of the experiment; `compare tango` has not, though a model is called so.
+    let command = if plan.experiment.starts_with("train ") { "train" } else { &plan.experiment };
     let (steps, folder) = (plan.settings.steps, folder.to_string_lossy());
     format!(
         "stopped: `{model}` is saved after step {step} of {steps}. Go on with: {} {command} --resume {}",
@@ -80,7 +80,7 @@ fn opening(results: &Results) -> String {
     let names: Vec<String> = plan.corpora.iter().map(|name| format!("`{name}`")).collect();
     let seeds: Vec<String> = plan.seeds.iter().map(u64::to_string).collect();
     format!(
-        "{} on {}, preset {}, seed{} {}: {} of {} each ({}, {})",
+        "{} on {}, preset {}, seed{} {}: {} of {} each ({}{}, {})",
         plan.experiment,
         names.join(", "),
         plan.preset,
@@ -88,6 +88,8 @@ fn opening(results: &Results) -> String {
         seeds.join(", "),
         count(plan.settings.steps, "step"),
         count((plan.settings.batch * plan.settings.seq * plan.settings.accumulate) as u64, "token"),
+        // F32 is what one expects.
+        if plan.settings.dtype == "f32" { String::new() } else { format!("{}, ", plan.settings.dtype) },
         machine.simd,
         count(machine.threads as u64, "thread"),
     )

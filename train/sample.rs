@@ -33,14 +33,19 @@ impl Sampling {
     /// A sentence naming the setting, its range and what was found.
     pub fn check(&self) -> Result<()> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return Err(Error::new(format!("temperature must be 0 (greedy) or more, found {}", self.temperature)));
+            return Err(Error::new(format!(
+                "temperature must be 0 (greedy) or a finite number above it, found {}",
+                self.temperature
+            )));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(Error::new(format!("top-p must be above 0 and at most 1, found {}", self.top_p)));
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             let found = self.repetition_penalty;
-            return Err(Error::new(format!("repetition-penalty must be above 0 (1 for none), found {found}")));
+            return Err(Error::new(format!(
+                "repetition-penalty must be a finite number above 0 (1 for none), found {found}"
+            )));
         }
         Ok(())
     }

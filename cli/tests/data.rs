@@ -41,6 +41,16 @@ fn a_vocabulary_of_ones_own_from_learning_to_writing() {
     assert!(exists(&format!("{out}/tokenizer.json")));
     fail(1, &args, &["has prepared data already", "--replace"]);
     succeed(&[&args[..], &["--replace"]].concat());
+
+    // What a killed replacement leaves: data on their way out, then the same with nothing in their place.
+    let old = dir.path(".tokens.old");
+    std::fs::create_dir(&old).unwrap();
+    std::fs::write(format!("{old}/train-00000.tokens"), "half removed").unwrap();
+    succeed(&[&args[..], &["--replace"]].concat());
+    assert!(!std::path::Path::new(&old).exists());
+    std::fs::rename(&out, &old).unwrap();
+    fail(1, &args, &["has prepared data already", "--replace"]);
+    assert!(!std::path::Path::new(&old).exists());
     let train = ["train", "--model", "tango", "--preset", "nano", "--steps", "4", "--data"];
     let said = succeed(&[&train[..], &[&out, "--out", &run]].concat());
     assert!(

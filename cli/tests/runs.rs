@@ -72,7 +72,7 @@ fn compare_on_math_then_evaluate_and_generate() {
     assert_eq!(text, generate(&["--repetition-penalty", "1"]));
     assert_ne!(text, generate(&["--repetition-penalty", "1.5"]));
     let penalty = ["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--repetition-penalty", "0"];
-    fail(1, &penalty, &["repetition-penalty must be above 0 (1 for none), found 0"]);
+    fail(1, &penalty, &["repetition-penalty must be a finite number above 0 (1 for none), found 0"]);
     lines_are_answered_as_they_come(&checkpoint);
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", "a", "--top-p", "0"], &["top-p must be above 0"]);
     fail(1, &["generate", "--checkpoint", &checkpoint, "--prompt", ""], &["the prompt is empty"]);

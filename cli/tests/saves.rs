@@ -44,6 +44,28 @@ fn same(one: &str, other: &str) {
 }
 
 #[test]
+fn a_stopped_comparison_says_how_it_goes_on() {
+    let dir = Scratch::new();
+    let out = dir.path("run");
+    let said = succeed(&[
+        "compare",
+        "tango",
+        "--models",
+        "tango",
+        "--preset",
+        "nano",
+        "--steps",
+        "4",
+        "--stop-after",
+        "2",
+        "--out",
+        &out,
+    ]);
+    assert!(said.err.contains(&format!("compare tango --resume {out}")), "{}", said.err);
+    succeed(&["compare", "tango", "--resume", &out]);
+}
+
+#[test]
 fn twenty_steps_are_thirteen_and_seven() {
     let dir = Scratch::new();
     let (data, whole) = (text(&dir), dir.path("whole"));

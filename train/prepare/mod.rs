@@ -291,6 +291,15 @@ fn notes_on(meta: &Meta, tokenizer: &Tokenizer) -> Vec<String> {
             meta.val_fraction
         ));
     }
+    let (held, all) = (meta.val.bytes as f64, (meta.train.bytes + meta.val.bytes) as f64);
+    // DeepMind Mathematics has its own held-out part.
+    if meta.val_fraction > 0.0 && meta.kind != Kind::Mathematics && held > 2.0 * meta.val_fraction * all {
+        notes.push(format!(
+            "{:.0} % of the bytes are held out, more than the fraction {}: documents are held out whole",
+            100.0 * held / all,
+            meta.val_fraction
+        ));
+    }
     if meta.kind != Kind::Prose {
         let classes = if meta.kind == Kind::Lean { "proofs and other source" } else { "answers" };
         notes.push(format!("the tokens of {classes} are marked"));

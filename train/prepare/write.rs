@@ -36,6 +36,13 @@ impl Folder {
         let wrong = |what: &str| Err(Error::new(format!("`{}` {what}", place.display())));
         let name = place.file_name().map(|name| name.to_string_lossy().into_owned());
         let Some(name) = name else { return wrong("has no name of its own; expected a folder to make") };
+        let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let partial = parent.join(format!(".{name}.partial"));
+        let old = partial.with_extension("old");
+        if fs::symlink_metadata(place).is_err() && old.join(META).is_file() {
+            // A process was killed as it was about to replace them: they come back.
+            fs::rename(&old, place).map_err(failed)?;
+        }
         match fs::symlink_metadata(place) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(failed(e)),
@@ -49,9 +56,7 @@ impl Folder {
             }
             Ok(_) => {}
         }
-        let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(failed)?;
-        let partial = parent.join(format!(".{name}.partial"));
         // What a process left that was stopped: its lock is free.
         let lock = Path::new("lock");
         fs::create_dir_all(&partial).map_err(failed)?;
@@ -82,7 +87,11 @@ impl Folder {
         let old = self.partial.with_extension("old");
         let there = fs::symlink_metadata(&self.place).is_ok();
         if there {
-            fs::rename(&self.place, &old)?;
+            // Of a process that was killed while it removed what it had replaced.
+            match fs::remove_dir_all(&old) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => fs::rename(&self.place, &old)?,
+            }
         }
         if let Err(e) = fs::rename(&self.partial, &self.place) {
             if there {
