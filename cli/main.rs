@@ -79,7 +79,7 @@ Examples:
 
 `kumiki COMMAND --help` explains every option of a command.
 KUMIKI_THREADS sets the number of threads; results do not depend on it.
-KUMIKI_SIMD=portable|avx2|avx512|amx chooses the instructions; results differ in the last places.";
+KUMIKI_SIMD=portable|avx2|avx512|amx chooses the instructions, which round differently.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Device {
