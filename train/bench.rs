@@ -260,7 +260,7 @@ mod tests {
         let timing = small.run(true).unwrap();
         assert!(timing.seconds > 0.0 && timing.tok_s > 0.0 && timing.params <= 3000 + 16 + 2);
         let calls = |name| timing.profile.iter().find(|(found, _)| *found == name).map(|(_, cost)| cost.calls);
-        assert_eq!((calls("gate_aggregate"), calls("(AdamW)"), calls("swiglu")), (Some(4), Some(1), None));
+        assert_eq!((calls("gate_aggregate_mul"), calls("(AdamW)"), calls("swiglu")), (Some(4), Some(1), None));
         let whole: f64 = timing.profile.iter().map(|(_, cost)| (cost.forward + cost.backward).as_secs_f64()).sum();
         assert!(whole <= timing.seconds, "{whole} s in operators of a step of {} s", timing.seconds);
     }
