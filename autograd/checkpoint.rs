@@ -102,7 +102,7 @@ mod tests {
         for narrow in [false, true] {
             let seen = Rc::new(RefCell::new(Vec::new()));
             let (log, p) = (seen.clone(), param.clone());
-            let tape = if narrow { Tape::new().with_narrow_products() } else { Tape::new() };
+            let tape = Tape::new().with_narrow_products(narrow);
             let y = checkpoint(&tape, &[&tape.param(&param)], move |tape, x| {
                 log.borrow_mut().push(tape.param(&p).is_narrow());
                 scale(&x[0], 2.0)

@@ -127,14 +127,14 @@ impl Tape {
         Tape::with(false, None, Rc::default())
     }
 
-    /// A fresh tape on which F32 numbers are multiplied in BF16, as mixed precision does: see [`Var::is_narrow`].
+    /// A fresh tape on which F32 numbers are multiplied in BF16, if `narrow`, as mixed precision does: see [`Var::is_narrow`].
     ///
     /// # Panics
     /// When the tape is in use already.
     #[must_use]
-    pub fn with_narrow_products(self) -> Tape {
+    pub fn with_narrow_products(self, narrow: bool) -> Tape {
         let inner = Rc::into_inner(self.0).expect("with_narrow_products: the tape is in use already");
-        Tape(Rc::new(Inner { narrow: true, ..inner }))
+        Tape(Rc::new(Inner { narrow, ..inner }))
     }
 
     /// A fresh tape whose operators are timed.
@@ -150,9 +150,11 @@ impl Tape {
 
     /// As this tape, empty, with or without recording, from generator `rng`: for checkpoints.
     pub(crate) fn similar(&self, recording: bool, rng: Option<Rng>) -> Tape {
-        let tape = Tape::with(recording, rng, self.0.substitutes.clone());
-        let inner = Rc::into_inner(tape.0).expect("a fresh tape");
-        Tape(Rc::new(Inner { narrow: self.0.narrow, profile: self.0.profile.clone(), ..inner }))
+        let tape = Tape::with(recording, rng, self.0.substitutes.clone()).with_narrow_products(self.0.narrow);
+        match self.0.profile.clone() {
+            Some(profile) => tape.with_profile(profile),
+            None => tape,
+        }
     }
 
     /// A tape on which the given parameters have other values: for central differences.

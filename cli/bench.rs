@@ -219,7 +219,7 @@ pub struct Step {
     /// Chunk of flash
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     chunk: usize,
-    /// Threads [default: KUMIKI_THREADS, else 2]
+    /// Threads [default: KUMIKI_THREADS, else all cores]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<usize>,
     /// Steps to time
@@ -259,11 +259,7 @@ impl Step {
             "bf16" => DType::BF16,
             other => return Err(Error::new(unknown("dtype", other, &["f32", "bf16", "f64"]))),
         };
-        let from_environment = || match std::env::var_os("KUMIKI_THREADS") {
-            Some(_) => threads::configured_threads().map_err(Error::new),
-            None => Ok(2),
-        };
-        let count = self.threads.map_or_else(from_environment, Ok)?;
+        let count = self.threads.map_or_else(|| threads::configured_threads().map_err(Error::new), Ok)?;
         let most = threads::MAX_THREADS;
         if !(1..=most).contains(&count) {
             return Err(Error::new(format!("--threads must be from 1 to {most}, found {count}")));

@@ -103,12 +103,12 @@ impl Prepare {
         let prepare::Report { meta, notes, bad } = match done {
             // Asked for, so no failure: the exit code tells.
             Err(e) if interrupt::is_asked() => {
+                interrupt::stopped();
                 remark(&e.to_string());
                 return Ok(());
             }
             done => done?,
         };
-        interrupt::done();
         for what in &bad {
             remark(&format!("passed over: {what}"));
         }

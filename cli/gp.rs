@@ -215,6 +215,7 @@ fn train(mut run: Run, folder: &Path, as_json: bool) -> Result<()> {
             continue;
         }
         progress.clear();
+        interrupt::stopped();
         if !run.results.rows.is_empty() {
             line(&report(&run.results))?;
         }

@@ -42,17 +42,19 @@ pub fn stop_saying(what: &'static str) -> Result<Stop> {
     Ok(STOP.get_or_init(|| stop).clone())
 }
 
-static TOO_LATE: AtomicBool = AtomicBool::new(false);
+static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Whether somebody has asked for a stop, and not too late.
-pub fn is_asked() -> bool {
-    STOP.get().is_some_and(Stop::is_asked) && !TOO_LATE.load(Ordering::Relaxed)
+/// Work has ended before its end: if that was asked for, the program reports it.
+pub fn stopped() {
+    STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// The work is done: who asked for a stop and saw it going on is told so, and the program ends as if nobody had.
-pub fn done() {
-    if is_asked() {
-        TOO_LATE.store(true, Ordering::Relaxed);
-        remark("too late to stop: everything is written");
-    }
+/// Whether somebody asked for a stop, and it was not too late for one.
+pub fn was_obeyed() -> bool {
+    is_asked() && STOPPED.load(Ordering::Relaxed)
+}
+
+/// Whether somebody has asked for a stop.
+pub fn is_asked() -> bool {
+    STOP.get().is_some_and(Stop::is_asked)
 }

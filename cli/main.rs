@@ -172,7 +172,7 @@ fn parsed() -> Cli {
 
 fn main() -> ExitCode {
     let Err(error) = run(parsed()) else {
-        return if interrupt::is_asked() { interrupt::CODE.into() } else { ExitCode::SUCCESS };
+        return if interrupt::was_obeyed() { interrupt::CODE.into() } else { ExitCode::SUCCESS };
     };
     // Whoever reads our output has seen enough (`| head`): that is no failure.
     let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;

@@ -7,6 +7,7 @@ use kumiki_train::data::{Data, short_name};
 use kumiki_train::kinds::Kind;
 use kumiki_train::run::{Plan, Results, Run};
 
+use crate::interrupt;
 use crate::options::RunOptions;
 use crate::output::{in_pool, line, program, quoted, remark};
 use crate::progress::Progress;
@@ -49,6 +50,7 @@ pub fn run(plan: Plan, folder: &Path, options: &RunOptions) -> Result<Option<Res
                 remark(&format!("the models that are done stay in `{}`", folder.display()));
             }
             if let Some(step) = stopped? {
+                interrupt::stopped();
                 remark(&stop(&run.results.plan, &cell.model, step, folder));
                 return Ok(None);
             }

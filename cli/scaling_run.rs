@@ -153,6 +153,7 @@ impl Args {
                     continue;
                 }
                 progress.clear();
+                interrupt::stopped();
                 remark(&format!("the cells that are done stay in `{}`; --resume goes on", folder.display()));
                 return stopped.map(drop);
             }

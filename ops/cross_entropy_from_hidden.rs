@@ -303,7 +303,7 @@ mod tests {
             let grads = tape.backward(&loss);
             [value, grads.get(&h).unwrap().to_f64_vec(), grads.of(&e).unwrap().to_f64_vec()]
         };
-        let (wide, narrow) = (run(Tape::new()), run(Tape::new().with_narrow_products()));
+        let (wide, narrow) = (run(Tape::new()), run(Tape::new().with_narrow_products(true)));
         // The loss has the same factors in both; the logits' gradients are rounded when they become factors.
         assert_eq!(difference(&wide[0], &narrow[0], 1e-5), None);
         for i in [1, 2] {

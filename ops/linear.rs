@@ -206,7 +206,7 @@ mod tests {
             let grads = tape.backward_from(&[(&y, dout.clone())]);
             [y.value(), grads.get(&x).unwrap(), grads.of(&w).unwrap()].map(Tensor::to_f64_vec)
         };
-        let narrow = || Tape::new().with_narrow_products();
+        let narrow = || Tape::new().with_narrow_products(true);
         for (a, b) in run(Tape::new(), &x).iter().zip(&run(narrow(), &x)) {
             assert_eq!(difference(a, b, 1e-5), None);
         }

@@ -175,10 +175,8 @@ impl StepBench {
         // The first two fill the buffer pool and the optimiser's state.
         for step in 0..self.steps + 2 {
             let started = Instant::now();
-            let mut tape = Tape::training(Rng::new(step as u64));
-            if self.dtype == DType::BF16 {
-                tape = tape.with_narrow_products();
-            }
+            let narrow = self.dtype == DType::BF16;
+            let mut tape = Tape::training(Rng::new(step as u64)).with_narrow_products(narrow);
             if profiled && step >= 2 {
                 tape = tape.with_profile(profile.clone());
             }

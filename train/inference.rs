@@ -48,7 +48,6 @@ pub fn measure(
     if models.is_empty() || lengths.is_empty() || tokens == 0 || lengths.contains(&0) {
         return Err(Error::new("nothing to measure: models, lengths and tokens must be at least 1"));
     }
-    settings.check_wide("inference is measured")?;
     let dtype = settings.dtype()?;
     let model = |name: &String| -> Result<Model> {
         let config = settings.model(name, vocab)?;

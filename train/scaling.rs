@@ -35,6 +35,7 @@ struct Case {
     optimizer: AdamW,
     name: String,
     dtype: DType,
+    narrow: bool,
     vocab: usize,
     seq: usize,
     times: Vec<f64>,
@@ -59,7 +60,6 @@ pub fn measure(
     if models.is_empty() || tokens == 0 || rounds == 0 || lengths.contains(&0) {
         return Err(Error::new("nothing to measure: models, lengths and rounds must be at least 1"));
     }
-    settings.check_wide("lengths are measured")?;
     let dtype = settings.dtype()?;
     let mut cases = Vec::new();
     // As many sentinels as the longest sequences need.
@@ -74,7 +74,8 @@ pub fn measure(
             let mut model = Model::new(&config, settings.seed, dtype).map_err(|e| Error::new(e.to_string()))?;
             model.recompute(settings.checkpoint_activations);
             let (optimizer, name) = (AdamW::default(), name.clone());
-            cases.push(Case { model, optimizer, name, dtype, vocab, seq, times: vec![], bytes: 0 });
+            let narrow = settings.is_narrow();
+            cases.push(Case { model, optimizer, name, dtype, narrow, vocab, seq, times: vec![], bytes: 0 });
         }
     }
     for round in 0..=rounds {
@@ -118,7 +119,7 @@ impl Case {
         reset_peak();
         let before = memory_stats().live;
         let started = Instant::now();
-        let tape = Tape::training(Rng::new(number));
+        let tape = Tape::training(Rng::new(number)).with_narrow_products(self.narrow);
         let loss = lesson.loss_sum(&self.model, &tape);
         let mut grads = tape.backward_from(&[(&loss, weight)]);
         drop((loss, tape));

@@ -311,17 +311,6 @@ impl Settings {
     pub fn is_narrow(&self) -> bool {
         self.dtype == "bf16"
     }
-
-    /// For measurements that know no mixed precision.
-    ///
-    /// # Errors
-    /// When the dtype is `bf16`.
-    pub fn check_wide(&self, what: &str) -> Result<()> {
-        if self.is_narrow() {
-            return Err(Error::new(format!("{what} in f32 or f64; `bf16` is for training")));
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -154,10 +154,8 @@ impl Trainer {
         let (mut grads, mut loss) = (Gradients::new(), 0.0);
         let masks = Rng::new(self.seed).fork("masks");
         for (i, lesson) in lessons.iter().enumerate() {
-            let mut tape = Tape::training(masks.fork(&format!("{} {i}", self.step)));
-            if self.config.narrow {
-                tape = tape.with_narrow_products();
-            }
+            let tape = Tape::training(masks.fork(&format!("{} {i}", self.step)));
+            let tape = tape.with_narrow_products(self.config.narrow);
             let sum = lesson.loss_sum(&self.model, &tape);
             loss += sum.item() * weight;
             grads.add(tape.backward_from(&[(&sum, Tensor::scalar(sum.dtype(), weight))]));

@@ -1,20 +1,11 @@
 //! Faults that other software had, by number, as whoever types a command would meet them.
 
 mod common;
+#[path = "common/log.rs"]
+mod log;
 
 use common::{Scratch, exists, fail, json, kumiki, said, succeed};
-use serde_json::Value;
-
-/// The steps of a run's log, without the time that they took.
-fn log(out: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{out}/log.jsonl")).unwrap();
-    let without = |line: &str| {
-        let mut record: Value = serde_json::from_str(line).unwrap();
-        record.as_object_mut().unwrap().remove("tok_s");
-        record
-    };
-    text.lines().map(without).collect()
-}
+use log::log;
 
 /// A training of a tiny model, with more options.
 fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {

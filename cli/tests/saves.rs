@@ -1,9 +1,11 @@
 //! Trainings that are stopped, killed or out of space, and gone on with.
 
 mod common;
+#[path = "common/log.rs"]
+mod log;
 
 use common::{Scratch, exists, fail, json, kumiki, run, succeed};
-use serde_json::Value;
+use log::log;
 
 /// Two epochs and more of a short text, with masks that are drawn.
 fn training<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
@@ -14,17 +16,6 @@ fn training<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
 fn text(dir: &Scratch) -> String {
     let words = (0..900).map(|i: u32| format!("{} ", i.wrapping_mul(2_654_435_761) >> 20)).collect::<String>();
     dir.file("book.txt", words)
-}
-
-/// The log without the time that steps took.
-fn log(out: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{out}/log.jsonl")).unwrap();
-    let without = |line: &str| {
-        let mut record: Value = serde_json::from_str(line).unwrap();
-        record.as_object_mut().unwrap().remove("tok_s");
-        record
-    };
-    text.lines().map(without).collect()
 }
 
 /// Everything that a finished run leaves, but for times.

@@ -19,8 +19,8 @@ use kumiki_tensor::{Tensor, threads};
 use super::softmax::SoftmaxGradient;
 use super::turns::Turns;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredReluGradient, Tile, TileProduct,
-    TransposeRows, Weighting, leading, tile_queries,
+    KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredReluGradient, Tile, TransposeRows, Weighting,
+    leading, tile_queries,
 };
 use crate::simd;
 
@@ -355,45 +355,14 @@ impl<E: Number> Buffers<'_, E> {
             }
             Weighting::SquaredRelu => SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run(),
         }
-        let per_key = |a: &[E], b: &[E], c: &mut [E], b_stride: usize, columns: usize| {
-            TileProduct {
-                rows: keys,
-                depth: queries,
-                columns,
-                a,
-                a_strides: (stride, 1),
-                b,
-                b_stride,
-                c: &mut c[at * b_stride..],
-                c_stride: b_stride,
-                accumulate: true,
-                band: tile.band(Band::DepthFrom),
-                narrow: p.narrow,
-            }
-            .run();
-        };
         if need_v {
-            per_key(self.weights, self.dout, self.dv, v_stride, p.v.width);
+            tile.over_queries(self.weights, (self.dout, v_stride), p.v.width, &mut self.dv[at * v_stride..]);
         }
         if need_k {
-            per_key(self.slopes, self.q, self.dk, k_stride, p.k.width);
+            tile.over_queries(self.slopes, (self.q, k_stride), p.k.width, &mut self.dk[at * k_stride..]);
         }
         if need_q {
-            TileProduct {
-                rows: queries,
-                depth: keys,
-                columns: p.k.width,
-                a: self.slopes,
-                a_strides: (1, stride),
-                b: k,
-                b_stride: k_stride,
-                c: self.dq,
-                c_stride: k_stride,
-                accumulate: true,
-                band: tile.band(Band::DepthTo),
-                narrow: p.narrow,
-            }
-            .run();
+            tile.over_keys(self.slopes, (k, k_stride), p.k.width, self.dq, true);
         }
     }
 }

@@ -6,8 +6,8 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
 use super::{
-    Band, KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredRelu, Tile, TileProduct, TransposeRows,
-    Weighting, leading, single, tile_queries,
+    KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredRelu, Tile, TransposeRows, Weighting, leading,
+    single, tile_queries,
 };
 use crate::count::count;
 
@@ -114,21 +114,7 @@ fn query_tile<E: Number>(
             }
         }
         p.copy_keys(&p.v, (batch, head), j..j + keys, v, v_stride);
-        TileProduct {
-            rows: queries,
-            depth: keys,
-            columns: p.v.width,
-            a: scores,
-            a_strides: (1, stride),
-            b: v,
-            b_stride: v_stride,
-            c: acc,
-            c_stride: v_stride,
-            accumulate: started,
-            band: tile.band(Band::DepthTo),
-            narrow: p.narrow,
-        }
-        .run();
+        tile.over_keys(scores, (v, v_stride), p.v.width, acc, started);
         started = true;
     }
     if !started {

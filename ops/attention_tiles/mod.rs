@@ -266,7 +266,58 @@ impl Tile {
         .run();
     }
 
-    pub fn band(&self, band: impl Fn(isize) -> Band) -> Band {
+    /// `out[query] (+)= Σ_key weights[key, query] · rows[key]`, both in rows so far apart.
+    pub fn over_keys<E: Number>(
+        self,
+        weights: &[E],
+        (rows, row_stride): (&[E], usize),
+        columns: usize,
+        out: &mut [E],
+        accumulate: bool,
+    ) {
+        TileProduct {
+            rows: self.queries,
+            depth: self.keys,
+            columns,
+            a: weights,
+            a_strides: (1, self.stride),
+            b: rows,
+            b_stride: row_stride,
+            c: out,
+            c_stride: row_stride,
+            accumulate,
+            band: self.band(Band::DepthTo),
+            narrow: self.narrow,
+        }
+        .run();
+    }
+
+    /// `out[key] += Σ_query weights[key, query] · rows[query]`, both in rows so far apart.
+    pub fn over_queries<E: Number>(
+        self,
+        weights: &[E],
+        (rows, row_stride): (&[E], usize),
+        columns: usize,
+        out: &mut [E],
+    ) {
+        TileProduct {
+            rows: self.keys,
+            depth: self.queries,
+            columns,
+            a: weights,
+            a_strides: (self.stride, 1),
+            b: rows,
+            b_stride: row_stride,
+            c: out,
+            c_stride: row_stride,
+            accumulate: true,
+            band: self.band(Band::DepthFrom),
+            narrow: self.narrow,
+        }
+        .run();
+    }
+
+    fn band(&self, band: impl Fn(isize) -> Band) -> Band {
         if self.keys as isize - 1 <= self.diagonal { Band::Full } else { band(self.diagonal) }
     }
 }

@@ -5,9 +5,7 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::kernels::{GroupTiles, Shape, WeighGradient};
 use super::{Problem, TILE, packed};
-use crate::attention_tiles::{
-    Band, Number, Rows, Scratch, SharedRows, Tile, TileProduct, TransposeRows, balanced, leading,
-};
+use crate::attention_tiles::{Number, Rows, Scratch, SharedRows, Tile, TransposeRows, balanced, leading};
 use crate::simd::Real;
 
 /// Tasks that keep the threads of a large machine busy.
@@ -187,44 +185,6 @@ fn query_tile<E: Number>(
     let diagonal = (i + p.keys - p.queries) as isize;
     let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride, narrow: p.narrow };
     let shape = Shape { stride, keys, queries, diagonal };
-    let per_query = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
-        let (rows, depth, a_strides, c_stride) = (queries, keys, (1, stride), b_stride);
-        let (accumulate, band) = (false, tile.band(Band::DepthTo));
-        TileProduct {
-            rows,
-            depth,
-            columns,
-            a: weights,
-            a_strides,
-            b,
-            b_stride,
-            c,
-            c_stride,
-            accumulate,
-            band,
-            narrow: p.narrow,
-        }
-        .run();
-    };
-    let per_key = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
-        let (rows, depth, a_strides, c_stride) = (keys, queries, (stride, 1), b_stride);
-        let (accumulate, band) = (true, tile.band(Band::DepthFrom));
-        TileProduct {
-            rows,
-            depth,
-            columns,
-            a: weights,
-            a_strides,
-            b,
-            b_stride,
-            c,
-            c_stride,
-            accumulate,
-            band,
-            narrow: p.narrow,
-        }
-        .run();
-    };
     let token = |c: usize| batch * p.queries + i + c;
     let (groups, heads) = p.groups();
     for group in 0..groups {
@@ -257,9 +217,9 @@ fn query_tile<E: Number>(
             let group = (d_model > 0).then_some(GroupTiles { base, dbase, total, slopes });
             WeighGradient { shape, scores, dp, group, lse }.run();
             let dk = &mut part.dk.as_mut_slice::<E>()[head * p.keys * k_stride..];
-            per_key(scores, dc.rows, k_stride, width, dk);
-            per_key(dp, q.rows, k_stride, width, dk);
-            per_query(dp, key_rows, k_stride, width, dq);
+            tile.over_queries(scores, (dc.rows, k_stride), width, dk);
+            tile.over_queries(dp, (q.rows, k_stride), width, dk);
+            tile.over_keys(dp, (key_rows, k_stride), width, dq, false);
             for (c, row) in dq.chunks_exact(k_stride).take(queries).enumerate() {
                 // SAFETY: this task alone has these queries.
                 let out = unsafe { dq_out.row_mut(token(c) * p.heads + head, width) };
@@ -268,9 +228,9 @@ fn query_tile<E: Number>(
         }
         let (Some(g), Some(history), Some(dx_out)) = (&p.diagonal, operands.history, dx_out) else { continue };
         let dhistory = part.dhistory.as_mut().expect("beside a diagonal").as_mut_slice::<E>();
-        per_key(total, dm.rows, d_stride, d_model, dhistory);
-        per_key(slopes, x.rows, d_stride, d_model, dhistory);
-        per_query(slopes, history, d_stride, d_model, dx);
+        tile.over_queries(total, (dm.rows, d_stride), d_model, dhistory);
+        tile.over_queries(slopes, (x.rows, d_stride), d_model, dhistory);
+        tile.over_keys(slopes, (history, d_stride), d_model, dx, false);
         let (d, dd) = (&g.d[group * d_model..][..d_model], &mut part.dd[group * d_model..][..d_model]);
         let mix = up.mix.expect("beside a diagonal");
         let mut sums = vec![E::ZERO; d_model];

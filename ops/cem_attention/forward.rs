@@ -5,7 +5,7 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::kernels::{Shape, Weigh};
 use super::{Problem, TILE, packed};
-use crate::attention_tiles::{Band, Number, Scratch, SharedRows, Tile, TileProduct, TransposeRows, leading};
+use crate::attention_tiles::{Number, Scratch, SharedRows, Tile, TransposeRows, leading};
 use crate::simd::{self, add_weighted_rows, row_dots};
 
 /// What the forward pass gives.
@@ -81,25 +81,6 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
     let diagonal = (i + p.keys - p.queries) as isize;
     let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride, narrow: p.narrow };
     let shape = Shape { stride, keys, queries, diagonal };
-    let weighted = |weights: &[E], b: &[E], b_stride: usize, columns: usize, c: &mut [E]| {
-        let (rows, depth, a_strides, c_stride) = (queries, keys, (1, stride), b_stride);
-        let (accumulate, band) = (false, tile.band(Band::DepthTo));
-        TileProduct {
-            rows,
-            depth,
-            columns,
-            a: weights,
-            a_strides,
-            b,
-            b_stride,
-            c,
-            c_stride,
-            accumulate,
-            band,
-            narrow: p.narrow,
-        }
-        .run();
-    };
     let (groups, heads) = p.groups();
     for group in 0..groups {
         let history = operands.history.map(|history| &history[batch * p.keys * d_stride..]);
@@ -121,7 +102,7 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
             tile.transposed_product((key_rows, k_stride), width, q, scores);
             let of_group = (d_model > 0).then_some((&*base, &mut *total));
             Weigh { shape, scores, group: of_group, lse }.run();
-            weighted(scores, key_rows, k_stride, width, context);
+            tile.over_keys(scores, (key_rows, k_stride), width, context, false);
             for (c, row) in context.chunks_exact(k_stride).take(queries).enumerate() {
                 let at = (batch * p.queries + i + c) * p.heads + head;
                 // SAFETY: this task alone has these queries.
@@ -131,7 +112,7 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
             }
         }
         if let (Some(history), Some(mix)) = (history, &outputs.mix) {
-            weighted(total, history, d_stride, d_model, rows);
+            tile.over_keys(total, (history, d_stride), d_model, rows, false);
             for (c, row) in rows.chunks_exact(d_stride).take(queries).enumerate() {
                 // SAFETY: as above.
                 let out = unsafe { mix.row_mut((batch * p.queries + i + c) * groups + group, d_model) };

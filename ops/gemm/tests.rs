@@ -7,14 +7,14 @@ use crate::simd::with_level;
 
 /// A matrix with room around and between its elements.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+pub(super) struct Layout {
     offset: usize,
     row_stride: usize,
     col_stride: usize,
 }
 
 /// 0 row-major, 1 transposed, 2 with gaps, 3 transposed with gaps, 4 both strides spread, 5 and 6 one stride 0, 7 both.
-fn layout(kind: usize, rows: usize, cols: usize) -> Layout {
+pub(super) fn layout(kind: usize, rows: usize, cols: usize) -> Layout {
     let (offset, row_stride, col_stride) = match kind {
         0 => (0, cols, 1),
         1 => (0, 1, rows),
@@ -29,24 +29,24 @@ fn layout(kind: usize, rows: usize, cols: usize) -> Layout {
 }
 
 impl Layout {
-    fn at(self, i: usize, j: usize) -> usize {
+    pub(super) fn at(self, i: usize, j: usize) -> usize {
         self.offset + i * self.row_stride + j * self.col_stride
     }
-    fn len(self, rows: usize, cols: usize) -> usize {
+    pub(super) fn len(self, rows: usize, cols: usize) -> usize {
         if rows == 0 || cols == 0 { 0 } else { self.at(rows - 1, cols - 1) + 1 }
     }
-    fn read<E>(self, data: &[E], rows: usize, cols: usize) -> MatRef<'_, E> {
+    pub(super) fn read<E>(self, data: &[E], rows: usize, cols: usize) -> MatRef<'_, E> {
         let Self { offset, row_stride, col_stride } = self;
         MatRef { data, offset, rows, cols, row_stride, col_stride }
     }
-    fn write<E>(self, data: &mut [E], rows: usize, cols: usize) -> MatMut<'_, E> {
+    pub(super) fn write<E>(self, data: &mut [E], rows: usize, cols: usize) -> MatMut<'_, E> {
         let Self { offset, row_stride, col_stride } = self;
         MatMut { data, offset, rows, cols, row_stride, col_stride }
     }
 }
 
 /// Numbers in [-1, 1) that no two places share.
-fn noise<E: Real>(len: usize, seed: u64) -> Vec<E> {
+pub(super) fn noise<E: Real>(len: usize, seed: u64) -> Vec<E> {
     (0..len as u64)
         .map(|i| {
             let mut x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd1b5_4a32_d192_ed03);

@@ -331,39 +331,8 @@ impl<E: Number> Buffers<'_, E> {
         tile.transposed_product((v, s.v), values, self.d_t, self.slopes);
         let (scores, slopes) = (&mut *self.scores, Some(&mut *self.slopes));
         SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run();
-        let per_key = |a: &[E], b: &[E], c: &mut [E], b_stride: usize, columns: usize| {
-            TileProduct {
-                rows: keys,
-                depth: queries,
-                columns,
-                a,
-                a_strides: (stride, 1),
-                b,
-                b_stride,
-                c: &mut c[at * b_stride..],
-                c_stride: b_stride,
-                accumulate: true,
-                band: tile.band(Band::DepthFrom),
-                narrow: p.narrow,
-            }
-            .run();
-        };
-        per_key(self.scores, self.d, self.dv, s.v, values);
-        per_key(self.slopes, self.q, self.dk, s.k, width);
-        TileProduct {
-            rows: queries,
-            depth: keys,
-            columns: width,
-            a: self.slopes,
-            a_strides: (1, stride),
-            b: k,
-            b_stride: s.k,
-            c: self.dq,
-            c_stride: s.k,
-            accumulate: true,
-            band: tile.band(Band::DepthTo),
-            narrow: p.narrow,
-        }
-        .run();
+        tile.over_queries(self.scores, (self.d, s.v), values, &mut self.dv[at * s.v..]);
+        tile.over_queries(self.slopes, (self.q, s.k), width, &mut self.dk[at * s.k..]);
+        tile.over_keys(self.slopes, (k, s.k), width, self.dq, true);
     }
 }

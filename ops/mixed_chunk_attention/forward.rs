@@ -72,21 +72,7 @@ fn block<E: Number>(
                 tile.transposed_product((p.k.from(batch, j, head), p.k.time_stride()), p.k.width, q, scores);
                 SquaredRelu { scores, stride, keys, queries, diagonal: tile.diagonal }.run();
                 p.v.copy(batch, j, head, keys, v, v_stride);
-                TileProduct {
-                    rows: queries,
-                    depth: keys,
-                    columns: values,
-                    a: scores,
-                    a_strides: (1, stride),
-                    b: v,
-                    b_stride: v_stride,
-                    c: sums,
-                    c_stride: v_stride,
-                    accumulate: true,
-                    band: tile.band(Band::DepthTo),
-                    narrow: p.narrow,
-                }
-                .run();
+                tile.over_keys(scores, (v, v_stride), values, sums, true);
             }
             for (c, row) in sums.chunks_exact(v_stride).take(queries).enumerate() {
                 let (row, at) = (&row[..values], (batch * p.time + i + c) * p.blocks + head);

@@ -17,7 +17,7 @@ fn run(case: &BenchCase, narrow: bool) -> Vec<Vec<f64>> {
         Param::new(x)
     };
     let params: Vec<Param> = case.inputs.iter().map(&mut draw).collect();
-    let tape = if narrow { Tape::new().with_narrow_products() } else { Tape::new() };
+    let tape = Tape::new().with_narrow_products(narrow);
     let inputs: Vec<_> = params.iter().map(|param| tape.param(param)).collect();
     let y = (case.forward)(&tape, &inputs);
     let dout = rng.normal(DType::F32, y.shape(), 0.0, 1.0);

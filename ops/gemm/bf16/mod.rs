@@ -23,9 +23,7 @@ mod widened;
 use kumiki_tensor::bf16;
 
 use super::{MatMut, MatRef, extents, gemm};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Level;
-use crate::simd::{Real, level};
+use crate::simd::{Level, Real, level};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::is_available as has_amx;
@@ -125,13 +123,19 @@ pub fn gemm_bf16_serial(a: Operand, b: Operand, c: Output, accumulate: bool) {
     product(a, b, c, accumulate, false);
 }
 
+/// The level, where it has instructions for BF16.
+fn fast_level() -> Option<Level> {
+    let level = level();
+    #[cfg(target_arch = "x86_64")]
+    let fast = level == Level::Amx || (level == Level::Avx512 && dot::is_available());
+    #[cfg(not(target_arch = "x86_64"))]
+    let fast = false;
+    fast.then_some(level)
+}
+
 /// Whether [`gemm_bf16`] is faster than [`gemm`] of F32 on this CPU: otherwise it only rounds.
 pub(crate) fn is_fast() -> bool {
-    match level() {
-        #[cfg(target_arch = "x86_64")]
-        level @ (Level::Amx | Level::Avx512) => level == Level::Amx || dot::is_available(),
-        _ => false,
-    }
+    fast_level().is_some()
 }
 
 #[track_caller]
@@ -161,11 +165,9 @@ fn product(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) 
     let (row_stride, col_stride) = c.strides();
     let by_columns = n > 1 && col_stride != 1 && (row_stride == 1 || m == 1);
     let (a, b, c) = if by_columns { (b.t(), a.t(), c.t()) } else { (a, b, c) };
-    match level() {
+    match fast_level() {
         #[cfg(target_arch = "x86_64")]
-        level @ (Level::Amx | Level::Avx512) if level == Level::Amx || dot::is_available() => {
-            blocked::run(level, a, b, c, accumulate, parallel);
-        }
+        Some(level) => blocked::run(level, a, b, c, accumulate, parallel),
         _ => widened::run(a, b, c, accumulate, parallel),
     }
 }

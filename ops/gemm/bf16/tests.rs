@@ -3,33 +3,9 @@
 use kumiki_tensor::{bf16, threads};
 use proptest::prelude::*;
 
+use super::super::tests::{layout, noise};
 use super::*;
 use crate::simd::with_level;
-
-fn noise(len: usize, seed: u64) -> Vec<f32> {
-    (0..len as u64)
-        .map(|i| {
-            let mut x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xd1b5_4a32_d192_ed03);
-            x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            (x >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
-
-/// Offset and strides: row-major, transposed, the same with gaps, and both strides spread.
-fn layout(kind: usize, rows: usize, cols: usize) -> (usize, usize, usize) {
-    match kind {
-        0 => (0, cols, 1),
-        1 => (0, 1, rows),
-        2 => (3, cols + 5, 1),
-        3 => (1, 1, rows + 3),
-        _ => (2, 2 * cols + 1, 2),
-    }
-}
-
-fn len((offset, row, col): (usize, usize, usize), rows: usize, cols: usize) -> usize {
-    if rows * cols == 0 { 0 } else { offset + (rows - 1) * row + (cols - 1) * col + 1 }
-}
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -44,42 +20,25 @@ struct Case {
 fn check(case: &Case) {
     let &Case { m, n, k, kinds, narrow, accumulate } = case;
     let (la, lb, lc) = (layout(kinds[0], m, k), layout(kinds[1], k, n), layout(kinds[2], m, n));
-    let a = noise(len(la, m, k), 1);
-    let b = noise(len(lb, k, n), 2);
-    let before = if accumulate { noise(len(lc, m, n), 3) } else { vec![f32::NAN; len(lc, m, n)] };
+    let (a, b) = (noise::<f32>(la.len(m, k), 1), noise::<f32>(lb.len(k, n), 2));
+    let before = if accumulate { noise(lc.len(m, n), 3) } else { vec![f32::NAN; lc.len(m, n)] };
     let halves = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
     let (a16, b16, before16) = (halves(&a), halves(&b), halves(&before));
-    let view = |(offset, row_stride, col_stride), rows, cols| MatRef::<u8> {
-        data: &[],
-        offset,
-        rows,
-        cols,
-        row_stride,
-        col_stride,
-    };
-    let operand = |wide, narrow_data, narrow: bool, at: MatRef<u8>| {
-        let MatRef { offset, rows, cols, row_stride, col_stride, .. } = at;
-        match narrow {
-            true => Operand::BF16(MatRef { data: narrow_data, offset, rows, cols, row_stride, col_stride }),
-            false => Operand::F32(MatRef { data: wide, offset, rows, cols, row_stride, col_stride }),
-        }
-    };
     for level in Level::available() {
         let run = |count: usize| -> Vec<f32> {
             threads::with_threads(count, || {
                 with_level(level, || {
-                    let a = operand(&a[..], &a16[..], narrow[0], view(la, m, k));
-                    let b = operand(&b[..], &b16[..], narrow[1], view(lb, k, n));
-                    let (offset, row_stride, col_stride) = lc;
+                    let wide = (Operand::F32(la.read(&a, m, k)), Operand::F32(lb.read(&b, k, n)));
+                    let half = (Operand::BF16(la.read(&a16, m, k)), Operand::BF16(lb.read(&b16, k, n)));
+                    let a = if narrow[0] { half.0 } else { wide.0 };
+                    let b = if narrow[1] { half.1 } else { wide.1 };
                     if narrow[2] {
                         let mut c = before16.clone();
-                        let to = MatMut { data: &mut c[..], offset, rows: m, cols: n, row_stride, col_stride };
-                        gemm_bf16(a, b, Output::BF16(to), accumulate);
+                        gemm_bf16(a, b, Output::BF16(lc.write(&mut c, m, n)), accumulate);
                         c.into_iter().map(bf16::to_f32).collect()
                     } else {
                         let mut c = before.clone();
-                        let to = MatMut { data: &mut c[..], offset, rows: m, cols: n, row_stride, col_stride };
-                        gemm_bf16(a, b, Output::F32(to), accumulate);
+                        gemm_bf16(a, b, Output::F32(lc.write(&mut c, m, n)), accumulate);
                         c
                     }
                 })
@@ -95,11 +54,11 @@ fn check(case: &Case) {
             for j in 0..n {
                 let (mut want, mut size) = (0.0, 1e-30);
                 for p in 0..k {
-                    let term = a16[la.0 + i * la.1 + p * la.2].to_f64() * b16[lb.0 + p * lb.1 + j * lb.2].to_f64();
+                    let term = a16[la.at(i, p)].to_f64() * b16[lb.at(p, j)].to_f64();
                     want += term;
                     size += term.abs();
                 }
-                let place = lc.0 + i * lc.1 + j * lc.2;
+                let place = lc.at(i, j);
                 if accumulate {
                     let old = if narrow[2] { before16[place].to_f64() } else { f64::from(before[place]) };
                     want += old;
