@@ -46,7 +46,7 @@ fn misspelt_words_are_answered_with_the_nearest() {
     );
     fail(1, &["bench", "step", "--model", "tangoo"], &["unknown model `tangoo`; did you mean `tango`?"]);
     fail(1, &["bench", "step", "--model", "cem", "--params", "9"], &["--params 9 is too few"]);
-    fail(1, &["bench", "step", "--dtype", "bf16"], &["bf16 is not yet built"]);
+    fail(1, &["bench", "step", "--dtype", "bf61"], &["unknown dtype `bf61`; did you mean `bf16`?"]);
     fail(1, &["bench", "step", "--params", "10"], &["--params 10 is too few"]);
 }
 
