@@ -5,7 +5,7 @@
 //! - `portable`: large products on other CPUs, through the crate `matrixmultiply`.
 //! - `tile`: the register tile, and small products that read their operands in place.
 //! - `vector`: one row or one column, bound by memory.
-//! - `bf16`: factors of BF16, sums of F32.
+//! - `bf16`: factors of BF16, sums of F32; and larger products of F32 on CPUs with tiles (AMX).
 //!
 //! The way is chosen by shape and strides alone, and on each way an element of C is one fixed chain of operations,
 //! whichever thread or tile computes it. So results are bitwise the same for any number of threads, and the three entry
@@ -363,6 +363,8 @@ impl<E: Real> Product<E> {
         let this = if (self.n == 1 && self.m > 1) || (by_columns && self.n > 1) { self.transposed() } else { self };
         if this.m.saturating_mul(this.n).saturating_mul(this.k) <= PLAIN {
             this.plain();
+        } else if bf16::has_three_parts(&this) {
+            bf16::three_parts(this, parallel);
         } else if vector::fits(&this) {
             vector::run(this, parallel);
         } else if tile::fits(&this) {

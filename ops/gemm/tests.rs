@@ -156,6 +156,107 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// As large as products in three parts are (`bf16`).
+    #[test]
+    fn larger_products_agree_with_plain_loops(
+        m in 48usize..140, n in 48usize..140,
+        k in prop_oneof![100usize..300, prop::sample::select(vec![128, 255, 256, 257, 384, 513])],
+        kinds in (0usize..8, 0usize..8, 0usize..5), beta in prop_oneof![Just(0.0), Just(1.0)],
+    ) {
+        check::<f32>(&Case { m, n, k, kinds: kinds.into(), alpha: 1.0, beta });
+    }
+}
+
+#[test]
+fn passes_and_tiles_of_every_kind_meet() {
+    for (m, n, k) in [(301, 260, 300), (64, 640, 2100), (1100, 50, 530), (50, 1100, 256), (131, 1030, 257)] {
+        for kinds in [[0, 0, 0], [1, 0, 2], [0, 1, 3], [4, 3, 4], [5, 6, 1]] {
+            for beta in [0.0, 1.0] {
+                check::<f32>(&Case { m, n, k, kinds, alpha: 1.0, beta });
+            }
+        }
+    }
+}
+
+/// A product of every level, of the given elements apart from noise.
+fn with_special(
+    m: usize,
+    n: usize,
+    k: usize,
+    special: &[(usize, f32)],
+    scale: f32,
+) -> Vec<(Level, Vec<f32>, Vec<f64>)> {
+    let mut a = noise::<f32>(m * k, 1);
+    a.iter_mut().for_each(|x| *x *= scale);
+    let mut b = noise::<f32>(k * n, 2);
+    b[..n].fill(0.0);
+    special.iter().for_each(|&(place, x)| a[place] = x);
+    let mut want = vec![0.0; m * n];
+    for i in 0..m {
+        for p in 0..k {
+            for j in 0..n {
+                want[i * n + j] += f64::from(a[i * k + p]) * f64::from(b[p * n + j]);
+            }
+        }
+    }
+    let run = |level| {
+        let mut c = vec![0.0; m * n];
+        let (a, b) = (MatRef::new(&a, m, k), MatRef::new(&b, k, n));
+        with_level(level, || gemm(1.0, a, b, 0.0, MatMut::new(&mut c, m, n)));
+        (level, c, want.clone())
+    };
+    Level::available().into_iter().map(run).collect()
+}
+
+/// Infinity, NaN and the largest numbers come out as plain loops have them, on every level.
+#[test]
+fn infinite_numbers_stay_infinite() {
+    for k in [200, 300] {
+        let (m, n) = (70, 65);
+        let special = [
+            (k + 3, f32::INFINITY),
+            (2 * k + 250 % k, f32::NEG_INFINITY),
+            (3 * k, f32::INFINITY), // times zero
+            (4 * k + 5, f32::NAN),
+            (4 * k + 6, f32::from_bits(0x7fff_ffff)),
+            (5 * k + 5, f32::from_bits(0x7f80_0001)),
+            (6 * k + 7, f32::MAX),
+            (7 * k, f32::MIN), // times zero
+            (8 * k + 1, 3.394e38),
+            (60 * k + 9, f32::INFINITY),
+        ];
+        for (level, c, want) in with_special(m, n, k, &special, 1.0) {
+            for (place, (&found, &want)) in c.iter().zip(&want).enumerate() {
+                let context = format!("{found}, not {want}, at ({}, {}), {level}", place / n, place % n);
+                if want.is_nan() || want.is_infinite() {
+                    assert!(
+                        found.is_nan() == want.is_nan() && (want.is_nan() || f64::from(found) == want),
+                        "{context}"
+                    );
+                } else {
+                    assert!((f64::from(found) - want).abs() <= 1e-6 * want.abs().max(k as f64), "{context}");
+                }
+            }
+        }
+    }
+}
+
+/// The smallest numbers may lose what is subnormal, and no more.
+#[test]
+fn small_numbers_lose_only_what_is_subnormal() {
+    let (m, n, k) = (64, 64, 256);
+    for scale in [1e-30f32, 1e-36, 1e-38, 1e-42] {
+        for (level, c, want) in with_special(m, n, k, &[], scale) {
+            let room = k as f64 * (6.0 * f64::from(f32::MIN_POSITIVE) + f64::from(scale) * 1e-7);
+            for (&found, &want) in c.iter().zip(&want) {
+                assert!((f64::from(found) - want).abs() <= room, "{found}, not {want}, of {scale} on {level}");
+            }
+        }
+    }
+}
+
 #[test]
 fn blocks_of_every_kind_meet() {
     // Several row tiles, column tiles, chunks of k; then one row, one column.

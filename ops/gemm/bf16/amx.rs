@@ -74,24 +74,26 @@ pub(super) unsafe fn with_tiles<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// `c[32, 32] = a b`, or `c += a b`, of one panel of A and one of B over `steps` steps; rows of c are `c_stride` apart.
+/// `c[32, 32] = a b`, or `c += a b`, of one panel of A and one of B over `steps` steps of `step_len` numbers, of which the
+/// first part counts; rows of c are `c_stride` apart.
 ///
 /// # Safety
 /// Inside [`with_tiles`]; the panels hold `steps` steps, `c` is valid for its rows, and `steps > 0`.
 #[inline]
-pub(super) unsafe fn block(steps: usize, a: *const bf16, b: *const bf16, c: *mut f32, c_stride: usize, add: bool) {
+pub(super) unsafe fn block(
+    steps: usize,
+    step_len: usize,
+    a: *const bf16,
+    b: *const bf16,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
     let row = 4 * c_stride;
     // SAFETY: as the caller warrants.
     unsafe {
         if add {
-            asm!(
-                "tileloadd tmm0, [{c} + {row}]",
-                "tileloadd tmm1, [{c} + {row} + 64]",
-                "tileloadd tmm2, [{d} + {row}]",
-                "tileloadd tmm3, [{d} + {row} + 64]",
-                c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) row,
-                options(nostack, readonly)
-            );
+            load_sums(c, c_stride);
         } else {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
         }
@@ -104,8 +106,91 @@ pub(super) unsafe fn block(steps: usize, a: *const bf16, b: *const bf16, c: *mut
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a} + {line} + 1024]",
             "tdpbf16ps tmm2, tmm5, tmm6",
-            "add {a}, 2048",
-            "add {b}, 2048",
+            "add {a}, {step}",
+            "add {b}, {step}",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{c} + {row}], tmm0",
+            "tilestored [{c} + {row} + 64], tmm1",
+            "tilestored [{d} + {row}], tmm2",
+            "tilestored [{d} + {row} + 64], tmm3",
+            a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, line = in(reg) 64usize,
+            step = in(reg) 2 * step_len, c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) row,
+            options(nostack)
+        );
+    }
+}
+
+/// As [`block`], of panels whose numbers are in three parts, `x = h + m + l`: the six products that F32 can tell apart,
+/// `h h' + h m' + m h' + h l' + m m' + l h'`. Their steps are those of [`three`](super::three).
+///
+/// # Safety
+/// As [`block`].
+#[inline]
+pub(super) unsafe fn block_of_three(
+    steps: usize,
+    a: *const bf16,
+    b: *const bf16,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
+    let row = 4 * c_stride;
+    // SAFETY: as the caller warrants.
+    unsafe {
+        if add {
+            load_sums(c, c_stride);
+        } else {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+        }
+        asm!(
+            "2:",
+            // h l'
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{b} + {line} + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 5120]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {line} + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // h m'
+            "tileloadd tmm6, [{b} + {line} + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 3072]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // h h'
+            "tileloadd tmm6, [{b} + {line}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // l h'
+            "tileloadd tmm4, [{a} + {line} + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {line} + 5120]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // m h'
+            "tileloadd tmm4, [{a} + {line} + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {line} + 3072]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // m m'
+            "tileloadd tmm6, [{b} + {line} + 2048]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 3072]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "add {a}, 6144",
+            "add {b}, 6144",
+            "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             "dec {steps}",
             "jnz 2b",
@@ -116,6 +201,25 @@ pub(super) unsafe fn block(steps: usize, a: *const bf16, b: *const bf16, c: *mut
             a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, line = in(reg) 64usize,
             c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) row,
             options(nostack)
+        );
+    }
+}
+
+/// Begins with the sums in c.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+unsafe fn load_sums(c: *const f32, c_stride: usize) {
+    // SAFETY: as the caller warrants.
+    unsafe {
+        asm!(
+            "tileloadd tmm0, [{c} + {row}]",
+            "tileloadd tmm1, [{c} + {row} + 64]",
+            "tileloadd tmm2, [{d} + {row}]",
+            "tileloadd tmm3, [{d} + {row} + 64]",
+            c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) 4 * c_stride,
+            options(nostack, readonly)
         );
     }
 }

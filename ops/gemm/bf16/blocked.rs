@@ -3,141 +3,203 @@
 //! pass, so that they never leave its core's cache.
 
 use std::arch::x86_64::*;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use kumiki_tensor::{bf16, threads};
 
+use super::super::for_pieces;
 use super::super::pack::{Room, with_scratch};
-use super::super::{MatRef, for_pieces};
-use super::pack::{PANEL, STEP, STEP_LEN, Side, Source, Start, panels};
-use super::{Operand, Output, amx, dot};
+use super::amx;
+use super::pack::{PANEL, STEP, STEP_LEN, Side};
 use crate::simd::Level;
 
-/// Terms per pass: a panel of B of so many stays in the first cache level.
-const PASS: usize = 256;
-/// Packed numbers of a chunk of B at most.
-const PACKED: usize = 2 << 20;
-/// An A of at most so many numbers is packed once.
+/// An A of at most so many packed numbers is packed once.
 const SMALL: usize = 1 << 20;
-/// Rows of a tile at most, and at least: that many times is a panel of B used when it has come.
-const ROWS: usize = 512;
+/// Rows of a tile at least: that many times is a panel of B used when it has come.
 const LEAST: usize = 64;
-/// Columns of a tile with several passes: its sums share the second cache level with its rows of A.
-const COLUMNS: usize = 512;
 /// Panels that are packed together.
 const PANELS: usize = 4;
 
+/// How numbers are packed, and how blocks of them are multiplied.
+pub(super) trait Form: Copy + Send + Sync {
+    /// A matrix to pack, seen from its panels.
+    type Source: Copy + Send + Sync;
+    /// Packed numbers for each number.
+    const PARTS: usize;
+    /// Terms per pass: a panel of B of so many stays in the first cache level.
+    const PASS: usize;
+    /// Terms that are done in one pass, without keeping sums: at least [`Form::PASS`].
+    const ONE_PASS: usize;
+    /// Rows of a tile at most.
+    const ROWS: usize;
+    /// Columns of a tile with several passes: its sums share the second cache level with its rows of A.
+    const COLUMNS: usize;
+    /// Packed numbers of a chunk of B at most.
+    const PACKED: usize;
+
+    /// The source from row (of A; column of B) i and term p on.
+    fn at(source: Self::Source, i: usize, p: usize) -> Self::Source;
+
+    /// Packs `rows` rows of `terms` terms into panels of whole steps; `irregular`, one for each panel, says what
+    /// [`Form::block`] must know about it.
+    ///
+    /// # Safety
+    /// The CPU has AVX512-BF16, the source holds these elements, and `dst` has room for whole panels.
+    unsafe fn panels(
+        side: Side,
+        dst: *mut bf16,
+        source: Self::Source,
+        rows: usize,
+        terms: usize,
+        irregular: &mut [u32],
+    );
+
+    /// `c[32, 32] = a b`, or `c += a b`, of one panel of A and one of B over `steps` steps.
+    ///
+    /// # Safety
+    /// The CPU has the level, with tiles configured; the panels hold `steps > 0` steps, and `c` is valid.
+    unsafe fn block(level: Level, steps: usize, factors: Panels, c: *mut f32, c_stride: usize, add: bool);
+}
+
+/// Terms per pass of a product of `k`.
+fn pass<F: Form>(k: usize) -> usize {
+    if k <= F::ONE_PASS { F::ONE_PASS } else { F::PASS }
+}
+
+/// A panel of A and one of B.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub a: *const bf16,
+    pub b: *const bf16,
+    pub irregular: bool,
+}
+
 /// A block of sums: 4 KiB.
 #[repr(C, align(64))]
-struct Block([f32; PANEL * PANEL]);
+pub(super) struct Block(pub [f32; PANEL * PANEL]);
 
 /// Where C is.
 #[derive(Clone, Copy)]
-struct Target {
-    start: Place,
-    row_stride: usize,
-    col_stride: usize,
+pub(super) struct Target {
+    pub start: Place,
+    pub row_stride: usize,
+    pub col_stride: usize,
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     F32(*mut f32),
     BF16(*mut bf16),
 }
 
 /// The product of all rows and some columns, B packed.
 #[derive(Clone, Copy)]
-struct Chunk {
+struct Chunk<F: Form> {
     level: Level,
     m: usize,
     n: usize,
     k: usize,
-    a: Source,
-    /// All of A packed, or null.
-    packed_a: *const bf16,
-    packed_b: *const bf16,
+    a: F::Source,
+    /// All of A packed, or none.
+    packed_a: Option<Packed>,
+    packed_b: Packed,
     c: Target,
     accumulate: bool,
     parallel: bool,
 }
 
 // SAFETY: it stands for shared operands and an exclusive C, of which each tile writes its own part.
-unsafe impl Send for Chunk {}
+unsafe impl<F: Form> Send for Chunk<F> {}
 // SAFETY: as above.
-unsafe impl Sync for Chunk {}
+unsafe impl<F: Form> Sync for Chunk<F> {}
 
-/// The packed panels while they are written, each by one task.
+/// Packed panels, pass after pass, and what is irregular about each. While they are written, each is by one task.
 #[derive(Clone, Copy)]
-struct Packed(*mut bf16);
+struct Packed {
+    numbers: *mut bf16,
+    irregular: *mut u32,
+    panels: usize,
+    /// Terms of a pass.
+    pass: usize,
+}
 // SAFETY: as said.
 unsafe impl Send for Packed {}
 // SAFETY: as said.
 unsafe impl Sync for Packed {}
 
 impl Packed {
-    fn at(self, offset: usize) -> *mut bf16 {
-        self.0.wrapping_add(offset)
+    /// Room in words of four bytes.
+    fn words<F: Form>(panels: usize, k: usize) -> usize {
+        panels * (k.div_ceil(STEP) * F::PARTS * STEP_LEN / 2 + k.div_ceil(pass::<F>(k))).next_multiple_of(16)
     }
-}
 
-fn source(matrix: Operand, side: Side) -> Source {
-    fn place<E>(m: &MatRef<E>) -> *const E {
-        m.data.as_ptr().wrapping_add(m.offset)
+    /// At the start of a room of [`Packed::words`].
+    fn new<F: Form>(room: *mut f32, panels: usize, k: usize) -> Self {
+        let numbers = room.cast::<bf16>();
+        let irregular = room.wrapping_add(panels * k.div_ceil(STEP) * F::PARTS * STEP_LEN / 2).cast();
+        Self { numbers, irregular, panels, pass: pass::<F>(k) }
     }
-    let (start, rows, cols) = match matrix {
-        Operand::F32(m) => (Start::F32(place(&m)), m.row_stride, m.col_stride),
-        Operand::BF16(m) => (Start::BF16(place(&m)), m.row_stride, m.col_stride),
-    };
-    let (stride, term_stride) = if side == Side::A { (rows, cols) } else { (cols, rows) };
-    Source { start, stride, term_stride }
+
+    /// From a panel on, in the pass that begins with term `p` and has so many steps.
+    fn at<F: Form>(self, p: usize, steps: usize, panel: usize) -> (*mut bf16, *mut u32) {
+        let numbers = (p / STEP * self.panels + panel * steps) * F::PARTS * STEP_LEN;
+        (self.numbers.wrapping_add(numbers), self.irregular.wrapping_add(p / self.pass * self.panels + panel))
+    }
 }
 
 /// Multiply-adds per unit of [`threads::SERIAL_BELOW`](kumiki_tensor::threads::SERIAL_BELOW).
 const PER_UNIT: usize = 128;
 
+/// A whole product.
+#[derive(Clone, Copy)]
+pub(super) struct Job<F: Form> {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: F::Source,
+    pub b: F::Source,
+    pub c: Target,
+    pub accumulate: bool,
+    pub parallel: bool,
+}
+
 /// The caller has checked the extents, that the CPU has `level`, and that no extent is 0.
-pub(super) fn run(level: Level, a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) {
-    let ((m, k), (_, n)) = (a.shape(), b.shape());
-    let (a, b) = (source(a, Side::A), source(b, Side::B));
-    let (row_stride, col_stride) = c.strides();
-    let start = match c {
-        Output::F32(c) => Place::F32(c.data.as_mut_ptr().wrapping_add(c.offset)),
-        Output::BF16(c) => Place::BF16(c.data.as_mut_ptr().wrapping_add(c.offset)),
-    };
-    let c = Target { start, row_stride, col_stride };
-    let depth = k.next_multiple_of(STEP);
-    let cols = (PACKED / depth / PANEL * PANEL).clamp(PANEL, n.next_multiple_of(PANEL));
-    let small = m.next_multiple_of(PANEL) * depth;
+pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
+    let Job { m, n, k, a, b, c, accumulate, parallel } = job;
+    let (row_panels, col_panels) = (m.div_ceil(PANEL), n.div_ceil(PANEL));
+    let panel_len = k.div_ceil(STEP) * F::PARTS * STEP_LEN;
+    let chunk = (F::PACKED / panel_len).clamp(1, col_panels);
     // With one pass a tile packs its rows once by itself.
-    let small = if k > PASS && small <= SMALL { small } else { 0 };
-    with_scratch(Room::Outer, (cols * depth + small).div_ceil(2), |room: *mut f32| {
-        let packed_b = room.cast::<bf16>();
-        let mut packed_a = std::ptr::null();
-        if small > 0 {
-            let to = packed_b.wrapping_add(cols * depth);
-            pack(Side::A, to, a, m, k, parallel);
-            packed_a = to.cast_const();
-        }
-        for j in (0..n).step_by(cols) {
-            let some = cols.min(n - j);
-            pack(Side::B, packed_b, b.at(j, 0), some, k, parallel);
+    let once = k > F::ONE_PASS && n > F::COLUMNS && row_panels * panel_len <= SMALL;
+    let b_words = Packed::words::<F>(chunk, k);
+    let a_words = if once { Packed::words::<F>(row_panels, k) } else { 0 };
+    with_scratch(Room::Outer, b_words + a_words, |room: *mut f32| {
+        let packed_a = once.then(|| {
+            let to = Packed::new::<F>(room.wrapping_add(b_words), row_panels, k);
+            pack::<F>(Side::A, to, a, m, k, parallel);
+            to
+        });
+        for j in (0..n).step_by(chunk * PANEL) {
+            let n = (chunk * PANEL).min(n - j);
+            let packed_b = Packed::new::<F>(room, n.div_ceil(PANEL), k);
+            pack::<F>(Side::B, packed_b, F::at(b, j, 0), n, k, parallel);
             let c = c.at(0, j);
-            Chunk { level, m, n: some, k, a, packed_a, packed_b, c, accumulate, parallel }.run();
+            Chunk::<F> { level, m, n, k, a, packed_a, packed_b, c, accumulate, parallel }.run();
         }
     });
 }
 
 /// Packs all terms of `rows` rows, pass by pass: panels of the first pass, then those of the second.
-fn pack(side: Side, to: *mut bf16, source: Source, rows: usize, k: usize, parallel: bool) {
-    let to = Packed(to);
+fn pack<F: Form>(side: Side, to: Packed, source: F::Source, rows: usize, k: usize, parallel: bool) {
     let piece = PANELS * PANEL;
-    let padded = rows.next_multiple_of(PANEL);
-    for_pieces(rows, piece, piece * k / 16, parallel, |from, until| {
-        for p in (0..k).step_by(PASS) {
-            let terms = PASS.min(k - p);
+    for_pieces(rows, piece, piece * k * F::PARTS / 16, parallel, |from, until| {
+        for p in (0..k).step_by(to.pass) {
+            let terms = to.pass.min(k - p);
+            let (numbers, irregular) = to.at::<F>(p, terms.div_ceil(STEP), from / PANEL);
             // SAFETY: the level has AVX512-BF16; each piece writes its own panels, which are in the room.
             unsafe {
-                let place = to.at(p * padded + from * terms.next_multiple_of(STEP));
-                panels(side, place, source.at(from, p), until - from, terms);
+                let irregular = from_raw_parts_mut(irregular, (until - from).div_ceil(PANEL));
+                F::panels(side, numbers, F::at(source, from, p), until - from, terms, irregular);
             }
         }
     });
@@ -181,43 +243,31 @@ fn prefetch(from: *const bf16, len: usize) {
     }
 }
 
-impl Chunk {
+impl<F: Form> Chunk<F> {
     fn run(self) {
         // An element is the same chain of sums in any tile, so their size may follow the number of threads.
         let tasks = if self.parallel { 2 * threads::current_threads() } else { 1 };
-        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, ROWS);
-        let cols = if self.k <= PASS { self.n } else { COLUMNS.min(self.n) };
+        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, F::ROWS);
+        let cols = if self.k <= F::ONE_PASS { self.n } else { F::COLUMNS.min(self.n) };
         let (row_tiles, col_tiles) = (self.m.div_ceil(rows), self.n.div_ceil(cols));
         let cost = rows.min(self.m) * cols * self.k / PER_UNIT;
         for_pieces(row_tiles * col_tiles, 1, cost, self.parallel, |index, _| {
             let (i, j) = (index / col_tiles * rows, index % col_tiles * cols);
             let tile = Tile { chunk: self, rows: (i, self.m.min(i + rows)), cols: (j, self.n.min(j + cols)) };
-            // SAFETY: the CPU has the level, which `gemm_bf16` checked; tiles are disjoint.
+            // SAFETY: the CPU has the level, which the caller of `run` checked; tiles are disjoint.
             unsafe { if self.level == Level::Amx { amx::with_tiles(|| tile.run()) } else { tile.run() } }
         });
-    }
-
-    #[inline]
-    fn block(&self, steps: usize, a: *const bf16, b: *const bf16, c: *mut f32, c_stride: usize, add: bool) {
-        // SAFETY: the CPU has the level, tiles are configured by `run`; Tile::run warrants the rest.
-        unsafe {
-            if self.level == Level::Amx {
-                amx::block(steps, a, b, c, c_stride, add);
-            } else {
-                dot::block(steps, a, b, c, c_stride, add);
-            }
-        }
     }
 }
 
 /// Rows and columns (from, to) of a chunk's C, cut at panels.
-struct Tile {
-    chunk: Chunk,
+struct Tile<F: Form> {
+    chunk: Chunk<F>,
     rows: (usize, usize),
     cols: (usize, usize),
 }
 
-impl Tile {
+impl<F: Form> Tile<F> {
     /// # Safety
     /// The CPU has the chunk's level, with tiles configured; nobody else works on this part of C.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -225,47 +275,60 @@ impl Tile {
         let Tile { chunk, rows, cols } = self;
         let (m, n, k) = (rows.1 - rows.0, cols.1 - cols.0, chunk.k);
         let (row_panels, col_panels) = (m.div_ceil(PANEL), n.div_ceil(PANEL));
-        let own_a = chunk.packed_a.is_null();
-        let a_len = if own_a { row_panels * PANEL * PASS.min(k.next_multiple_of(STEP)) / 2 } else { 0 };
+        let one_pass = k <= F::ONE_PASS;
+        let pass = chunk.packed_b.pass;
+        let a_words = if chunk.packed_a.is_some() { 0 } else { Packed::words::<F>(row_panels, pass.min(k)) };
         // The sums of all blocks are kept from pass to pass; with one pass those of one block do.
-        let blocks = if k > PASS { row_panels * col_panels } else { 1 };
-        with_scratch(Room::Inner, a_len + blocks * PANEL * PANEL, |room: *mut f32| {
-            let (sums, room) = (room.cast::<Block>(), room.wrapping_add(blocks * PANEL * PANEL).cast::<bf16>());
-            for p in (0..k).step_by(PASS) {
-                let terms = PASS.min(k - p);
-                let (steps, last) = (terms.div_ceil(STEP), p + PASS >= k);
-                let a = if own_a {
-                    // SAFETY: rows from `rows.0` and terms from `p` are in A; the room holds their panels.
-                    unsafe { panels(Side::A, room, chunk.a.at(rows.0, p), m, terms) };
-                    room.cast_const()
-                } else {
-                    let padded = chunk.m.next_multiple_of(PANEL);
-                    chunk.packed_a.wrapping_add(p * padded + rows.0 * steps * STEP)
+        let blocks = if one_pass { 1 } else { row_panels * col_panels };
+        with_scratch(Room::Inner, a_words + blocks * PANEL * PANEL, |room: *mut f32| {
+            let (sums, room) = (room.cast::<Block>(), room.wrapping_add(blocks * PANEL * PANEL));
+            for p in (0..k).step_by(pass) {
+                let terms = pass.min(k - p);
+                let (steps, last) = (terms.div_ceil(STEP), p + pass >= k);
+                let panel_len = steps * F::PARTS * STEP_LEN;
+                let (a, a_irregular) = match chunk.packed_a {
+                    Some(packed) => packed.at::<F>(p, steps, rows.0 / PANEL),
+                    None => {
+                        let own = Packed::new::<F>(room, row_panels, pass.min(k)).at::<F>(0, steps, 0);
+                        // SAFETY: rows from `rows.0` and terms from `p` are in A; the room holds their panels.
+                        unsafe {
+                            let irregular = from_raw_parts_mut(own.1, row_panels);
+                            F::panels(Side::A, own.0, F::at(chunk.a, rows.0, p), m, terms, irregular);
+                        }
+                        own
+                    }
                 };
-                let padded = chunk.n.next_multiple_of(PANEL);
-                let b = chunk.packed_b.wrapping_add(p * padded + cols.0 * steps * STEP);
-                for j in 0..col_panels {
-                    let b = b.wrapping_add(j * steps * STEP_LEN);
-                    for i in 0..row_panels {
-                        let a = a.wrapping_add(i * steps * STEP_LEN);
+                let (b, b_irregular) = chunk.packed_b.at::<F>(p, steps, cols.0 / PANEL);
+                // SAFETY: packing has written both.
+                let (a_irregular, b_irregular) =
+                    unsafe { (from_raw_parts(a_irregular, row_panels), from_raw_parts(b_irregular, col_panels)) };
+                for (j, b_irregular) in b_irregular.iter().enumerate() {
+                    let b = b.wrapping_add(j * panel_len);
+                    for (i, a_irregular) in a_irregular.iter().enumerate() {
+                        let a = a.wrapping_add(i * panel_len);
+                        let irregular = a_irregular | b_irregular != 0;
+                        let factors = Panels { a, b, irregular };
                         let c = chunk.c.at(rows.0 + i * PANEL, cols.0 + j * PANEL);
                         let (some_rows, some_cols) = (PANEL.min(m - i * PANEL), PANEL.min(n - j * PANEL));
                         // Writes that wait for their lines would hold up the products: the lines come meanwhile.
                         if last {
                             c.prefetch(some_rows);
                         }
-                        let next = b.wrapping_add(steps * STEP_LEN + i * steps * STEP_LEN / row_panels);
-                        prefetch(next, steps * STEP_LEN / row_panels);
+                        prefetch(b.wrapping_add(panel_len + i * panel_len / row_panels), panel_len / row_panels);
                         let whole = some_rows == PANEL && some_cols == PANEL && c.col_stride == 1;
-                        if let (Place::F32(to), true) = (c.start, k <= PASS && whole && !chunk.accumulate) {
-                            chunk.block(steps, a, b, to, c.row_stride, false);
+                        if let (Place::F32(to), true) = (c.start, one_pass && whole && !chunk.accumulate) {
+                            // SAFETY: the CPU has the level, with tiles configured; the panels are packed, and
+                            // this block of C is the tile's.
+                            unsafe { F::block(chunk.level, steps, factors, to, c.row_stride, false) };
                             continue;
                         }
-                        let block = sums.wrapping_add(if k > PASS { j * row_panels + i } else { 0 });
-                        chunk.block(steps, a, b, block.cast(), PANEL, p > 0);
-                        if last {
-                            // SAFETY: the block is written; so many rows and columns of C are this tile's.
-                            unsafe { write(&*block, c, some_rows, some_cols, chunk.accumulate) };
+                        let block = sums.wrapping_add(if one_pass { 0 } else { j * row_panels + i });
+                        // SAFETY: as above; so many rows and columns of C are this tile's.
+                        unsafe {
+                            F::block(chunk.level, steps, factors, block.cast(), PANEL, p > 0);
+                            if last {
+                                write(&*block, c, some_rows, some_cols, chunk.accumulate);
+                            }
                         }
                     }
                 }

@@ -9,6 +9,9 @@
 //!
 //! The first two read the same packed blocks (`pack`) and share their loops (`blocked`). Both take subnormal numbers for
 //! zero. Work is cut by shape, so results do not depend on the number of threads.
+//!
+//! Tiles are so much faster than vectors of F32 that larger products of F32 go through them as well, each number in three
+//! parts of BF16 (`three`): six products for one, and still sooner.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -18,11 +21,13 @@ mod blocked;
 mod dot;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod three;
 mod widened;
 
 use kumiki_tensor::bf16;
 
-use super::{MatMut, MatRef, extents, gemm};
+use super::{MatMut, MatRef, Product, extents, gemm};
 use crate::simd::{Level, Real, level};
 
 #[cfg(target_arch = "x86_64")]
@@ -123,6 +128,10 @@ pub fn gemm_bf16_serial(a: Operand, b: Operand, c: Output, accumulate: bool) {
     product(a, b, c, accumulate, false);
 }
 
+/// Rows and columns, and multiply-adds, from which on three parts pay: packing is for each row and column.
+const LEAST_SIDE: usize = 48;
+const THREE_PARTS: usize = 1 << 18;
+
 /// The level, where it has instructions for BF16.
 fn fast_level() -> Option<Level> {
     let level = level();
@@ -167,8 +176,58 @@ fn product(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) 
     let (a, b, c) = if by_columns { (b.t(), a.t(), c.t()) } else { (a, b, c) };
     match fast_level() {
         #[cfg(target_arch = "x86_64")]
-        Some(level) => blocked::run(level, a, b, c, accumulate, parallel),
+        Some(level) => {
+            let ((m, k), (_, n)) = (a.shape(), b.shape());
+            let (a, b, c) = (source(&a), source(&b.t()), target(c));
+            blocked::run::<pack::One>(level, blocked::Job { m, n, k, a, b, c, accumulate, parallel });
+        }
         _ => widened::run(a, b, c, accumulate, parallel),
+    }
+}
+
+/// Rows are those of A, or columns of B.
+#[cfg(target_arch = "x86_64")]
+fn source(matrix: &Operand) -> pack::Source {
+    use pack::{Source, Start};
+    fn place<E>(m: &MatRef<E>) -> *const E {
+        m.data.as_ptr().wrapping_add(m.offset)
+    }
+    let (start, stride, term_stride) = match matrix {
+        Operand::F32(m) => (Start::F32(place(m)), m.row_stride, m.col_stride),
+        Operand::BF16(m) => (Start::BF16(place(m)), m.row_stride, m.col_stride),
+    };
+    Source { start, stride, term_stride }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn target(c: Output) -> blocked::Target {
+    use blocked::{Place, Target};
+    let (row_stride, col_stride) = c.strides();
+    let start = match c {
+        Output::F32(c) => Place::F32(c.data.as_mut_ptr().wrapping_add(c.offset)),
+        Output::BF16(c) => Place::BF16(c.data.as_mut_ptr().wrapping_add(c.offset)),
+    };
+    Target { start, row_stride, col_stride }
+}
+
+/// Whether [`three_parts`] computes a product sooner than vectors of F32 do.
+pub(super) fn has_three_parts<E: Real>(product: &Product<E>) -> bool {
+    let &Product { level, m, n, k, alpha, beta, .. } = product;
+    let plain = alpha == E::ONE && (beta == E::ONE || beta == E::ZERO);
+    level == Level::Amx && size_of::<E>() == 4 && plain && m.min(n) >= LEAST_SIDE && m * n * k >= THREE_PARTS
+}
+
+/// The product in F32 on tiles, each number in three parts.
+pub(super) fn three_parts<E: Real>(product: Product<E>, parallel: bool) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use blocked::{Job, Place, Target};
+        use three::{Numbers, Three};
+        let Product { m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, beta, c, c_rs, c_cs, .. } = product;
+        let a = Numbers { start: a.cast(), stride: a_rs, term_stride: a_cs };
+        let b = Numbers { start: b.cast(), stride: b_cs, term_stride: b_rs };
+        let c = Target { start: Place::F32(c.cast()), row_stride: c_rs, col_stride: c_cs };
+        blocked::run::<Three>(Level::Amx, Job { m, n, k, a, b, c, accumulate: beta == E::ONE, parallel });
     }
 }
 

@@ -7,6 +7,10 @@ use std::arch::x86_64::*;
 
 use kumiki_tensor::bf16;
 
+use super::blocked::{Form, Panels};
+use super::{amx, dot};
+use crate::simd::Level;
+
 /// Rows of A, or columns of B, of a panel.
 pub(super) const PANEL: usize = 32;
 /// Terms of a step.
@@ -37,6 +41,43 @@ unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
 
+/// Every number is one, rounded if need be.
+#[derive(Clone, Copy)]
+pub(super) struct One;
+
+impl Form for One {
+    type Source = Source;
+    const PARTS: usize = 1;
+    const PASS: usize = 256;
+    const ONE_PASS: usize = 256;
+    const ROWS: usize = 512;
+    const COLUMNS: usize = 512;
+    const PACKED: usize = 2 << 20;
+
+    fn at(source: Source, i: usize, p: usize) -> Source {
+        source.at(i, p)
+    }
+
+    #[inline]
+    unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms: usize, irregular: &mut [u32]) {
+        irregular.fill(0);
+        // SAFETY: as the caller warrants.
+        unsafe { panels(side, dst, source, rows, terms) };
+    }
+
+    #[inline]
+    unsafe fn block(level: Level, steps: usize, Panels { a, b, .. }: Panels, c: *mut f32, c_stride: usize, add: bool) {
+        // SAFETY: as the caller warrants.
+        unsafe {
+            if level == Level::Amx {
+                amx::block(steps, STEP_LEN, a, b, c, c_stride, add);
+            } else {
+                dot::block(steps, a, b, c, c_stride, add);
+            }
+        }
+    }
+}
+
 impl Source {
     /// From element `(i, p)` on.
     pub fn at(self, i: usize, p: usize) -> Self {
@@ -61,7 +102,7 @@ pub(super) enum Side {
 /// # Safety
 /// The CPU has AVX512-BF16, the source holds these elements, and `dst` has room for whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms: usize) {
+unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms: usize) {
     let steps = terms.div_ceil(STEP);
     for i in (0..rows.next_multiple_of(PANEL)).step_by(16) {
         let panel = dst.wrapping_add(i / PANEL * steps * STEP_LEN + i % PANEL / 16 * TILE);

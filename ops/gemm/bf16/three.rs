@@ -1,0 +1,302 @@
+//! Packing of F32 for tiles: every number in three parts of BF16, `x = h + m + l`.
+//!
+//! `h` is x rounded to 8 digits, `m` the next 8 digits of what is left, `l` the rest: 24 digits, so nothing is lost but
+//! what is subnormal. A step of a panel is that of [`pack`](super::pack) for each part, with another order of its terms:
+//! pair `p` holds terms `p` and `p + 16`, so that no number has to move to stand beside another.
+
+use std::arch::x86_64::*;
+
+use kumiki_tensor::bf16;
+
+use super::amx;
+use super::blocked::{Block, Form, Panels};
+use super::pack::{PANEL, STEP, STEP_LEN, Side};
+use crate::simd::Level;
+
+/// Packed numbers of a step of a panel.
+const THREE_LEN: usize = 3 * STEP_LEN;
+/// Rows, or pairs, of a tile.
+const LINES: usize = STEP / 2;
+
+/// Element `(i, p)`, row of A (or column of B) i and term p, is at `i * stride + p * term_stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub start: *const f32,
+    pub stride: usize,
+    pub term_stride: usize,
+}
+
+// SAFETY: it stands for a shared slice.
+unsafe impl Send for Numbers {}
+// SAFETY: as above.
+unsafe impl Sync for Numbers {}
+
+/// Every number is three; a panel is irregular if it holds some that are not finite.
+#[derive(Clone, Copy)]
+pub(super) struct Three;
+
+impl Form for Three {
+    type Source = Numbers;
+    const PARTS: usize = 3;
+    const PASS: usize = 128;
+    const ONE_PASS: usize = 256;
+    const ROWS: usize = 512;
+    const COLUMNS: usize = 512;
+    const PACKED: usize = 6 << 20;
+
+    fn at(source: Numbers, i: usize, p: usize) -> Numbers {
+        let start = source.start.wrapping_add(i * source.stride + p * source.term_stride);
+        Numbers { start, ..source }
+    }
+
+    #[inline]
+    unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms: usize, irregular: &mut [u32]) {
+        // SAFETY: as the caller warrants.
+        unsafe { panels(side, dst, source, rows, terms, irregular) };
+    }
+
+    #[inline]
+    unsafe fn block(_: Level, steps: usize, factors: Panels, c: *mut f32, c_stride: usize, add: bool) {
+        let Panels { a, b, irregular } = factors;
+        // SAFETY: as the caller warrants.
+        unsafe {
+            if irregular {
+                return irregular_block(steps, a, b, c, c_stride, add);
+            }
+            amx::block_of_three(steps, a, b, c, c_stride, add);
+        }
+    }
+}
+
+/// What is infinite has parts of zero, and infinity times the zero parts of others is NaN. What came out as NaN is the
+/// product of the first parts instead, which are infinite, NaN or zero where the numbers are.
+#[cold]
+unsafe fn irregular_block(steps: usize, a: *const bf16, b: *const bf16, c: *mut f32, c_stride: usize, add: bool) {
+    let mut sums = [Block([0.0; PANEL * PANEL]), Block([0.0; PANEL * PANEL])];
+    // SAFETY: as the caller of `block` warrants; sums are blocks of 32 x 32.
+    unsafe {
+        if add {
+            for i in 0..PANEL {
+                for j in 0..PANEL {
+                    let before = *c.add(i * c_stride + j);
+                    sums.iter_mut().for_each(|sums| sums.0[i * PANEL + j] = before);
+                }
+            }
+        }
+        amx::block_of_three(steps, a, b, sums[0].0.as_mut_ptr(), PANEL, add);
+        amx::block(steps, THREE_LEN, a, b, sums[1].0.as_mut_ptr(), PANEL, add);
+        for i in 0..PANEL {
+            for j in 0..PANEL {
+                let [sum, first] = [0, 1].map(|k| sums[k].0[i * PANEL + j]);
+                *c.add(i * c_stride + j) = if sum.is_nan() { first } else { sum };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Form::panels`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms: usize, irregular: &mut [u32]) {
+    let steps = terms.div_ceil(STEP);
+    irregular.fill(0);
+    let halves = rows.div_ceil(PANEL) * 2;
+    let mut pack = |half: usize, step: usize| {
+        let (panel, i) = (half / 2, half * LINES);
+        let some = rows.saturating_sub(i).min(LINES);
+        // SAFETY: the tile is inside its panel; `some` rows and the terms of the step are inside the source.
+        let regular = unsafe {
+            let to = dst.add((panel * steps + step) * THREE_LEN + half % 2 * LINES * STEP);
+            let start = source.start.wrapping_add(i * source.stride + step * STEP * source.term_stride);
+            tile(side, to, Numbers { start, ..source }, some, (terms - step * STEP).min(STEP))
+        };
+        irregular[panel] |= u32::from(!regular);
+    };
+    // What lies side by side is read together.
+    if source.term_stride == 1 {
+        (0..halves).for_each(|half| (0..steps).for_each(|step| pack(half, step)));
+    } else {
+        (0..steps).for_each(|step| (0..halves).for_each(|half| pack(half, step)));
+    }
+}
+
+/// One tile of each part; whether all its numbers are finite.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[inline]
+unsafe fn tile(side: Side, to: *mut bf16, source: Numbers, rows: usize, terms: usize) -> bool {
+    // A line is a row of A, or a term of all columns of B.
+    let (line_stride, along) = match side {
+        Side::A => (source.stride, source.term_stride),
+        Side::B => (source.term_stride, source.stride),
+    };
+    // SAFETY: as the caller warrants.
+    unsafe {
+        if along == 1 && rows == LINES && terms == STEP {
+            // Numbers stay in registers.
+            let second = if side == Side::A { LINES } else { LINES * source.term_stride };
+            let mut left = _mm512_setzero_ps();
+            for line in 0..LINES {
+                let x = source.start.add(line * line_stride);
+                left = store(to, line, _mm512_loadu_ps(x), _mm512_loadu_ps(x.add(second)), left);
+            }
+            if is_finite(left) {
+                return true;
+            }
+        }
+        let halves = [0, 1].map(|half| lines(side, source, rows, terms, half));
+        let mut left = _mm512_setzero_ps();
+        for (line, (&x, &y)) in halves[0].iter().zip(&halves[1]).enumerate() {
+            left = store(to, line, x, y, left);
+        }
+        if is_finite(left) {
+            return true;
+        }
+        let mut finite = true;
+        for (line, (&x, &y)) in halves[0].iter().zip(&halves[1]).enumerate() {
+            finite &= store_any(to, line, x, y);
+        }
+        finite
+    }
+}
+
+/// The lines of 16 terms from `16 half` on, padded with zeros.
+#[inline(always)]
+unsafe fn lines(side: Side, source: Numbers, rows: usize, terms: usize, half: usize) -> [__m512; LINES] {
+    let Numbers { start, stride, term_stride } = source;
+    let start = start.wrapping_add(half * LINES * term_stride);
+    let terms = terms.saturating_sub(half * LINES).min(LINES);
+    // SAFETY: the CPU has AVX-512; masks leave out what is not there.
+    unsafe {
+        let mut lines = [_mm512_setzero_ps(); LINES];
+        if stride != 1 && term_stride != 1 {
+            let mut block = [[0f32; LINES]; LINES];
+            for (i, row) in block.iter_mut().enumerate().take(rows) {
+                for (p, x) in row.iter_mut().enumerate().take(terms) {
+                    *x = *start.add(i * stride + p * term_stride);
+                }
+            }
+            for (line, row) in lines.iter_mut().zip(&block) {
+                *line = _mm512_loadu_ps(row.as_ptr());
+            }
+            if side == Side::B {
+                transpose(&mut lines);
+            }
+            return lines;
+        }
+        // What the source has side by side becomes a vector.
+        let by_rows = term_stride == 1;
+        let (count, len, step) = if by_rows { (rows, terms, stride) } else { (terms, rows, term_stride) };
+        let mask = ((1u32 << len) - 1) as u16;
+        for (i, line) in lines.iter_mut().enumerate().take(count) {
+            *line = _mm512_maskz_loadu_ps(mask, start.add(i * step));
+        }
+        if by_rows != (side == Side::A) {
+            transpose(&mut lines);
+        }
+        lines
+    }
+}
+
+const HIGH: i32 = 0xffff_0000_u32 as i32;
+
+/// Writes a line of finite numbers, each x before its y, and adds what should be nothing but small to `left`: it is NaN
+/// once a number was not finite, or too large to be rounded.
+#[inline(always)]
+unsafe fn store(to: *mut bf16, line: usize, x: __m512, y: __m512, left: __m512) -> __m512 {
+    // SAFETY: the CPU has AVX-512, and `to` room for a tile of each part.
+    unsafe {
+        let high = _mm512_set1_epi32(HIGH);
+        let half = _mm512_set1_epi32(0x8000);
+        let cut = |x: __m512| _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), high));
+        let rounded = |x: __m512| {
+            let x = _mm512_add_epi32(_mm512_castps_si512(x), half);
+            _mm512_castsi512_ps(_mm512_and_si512(x, high))
+        };
+        let (hx, hy) = (rounded(x), rounded(y));
+        let (x, y) = (_mm512_sub_ps(x, hx), _mm512_sub_ps(y, hy));
+        let (mx, my) = (cut(x), cut(y));
+        let (lx, ly) = (_mm512_sub_ps(x, mx), _mm512_sub_ps(y, my));
+        let to = to.add(line * STEP);
+        pair(to, hx, hy);
+        pair(to.add(STEP_LEN), mx, my);
+        pair(to.add(2 * STEP_LEN), lx, ly);
+        _mm512_add_ps(left, _mm512_add_ps(lx, ly))
+    }
+}
+
+/// The upper halves of x, each before that of its y.
+#[inline(always)]
+unsafe fn pair(to: *mut bf16, x: __m512, y: __m512) {
+    // SAFETY: as [`store`].
+    unsafe {
+        let (x, y) = (_mm512_srli_epi32::<16>(_mm512_castps_si512(x)), _mm512_castps_si512(y));
+        // Where the third is set the second, else the first.
+        let both = _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(HIGH), y, x);
+        _mm512_storeu_si512(to.cast(), both);
+    }
+}
+
+#[inline(always)]
+unsafe fn is_finite(left: __m512) -> bool {
+    // SAFETY: the CPU has AVX-512.
+    unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(left, left) == 0 }
+}
+
+/// As [`store`] for any numbers, one after the other: those that rounding would make infinite are cut, and what is not
+/// finite is its own `h`. Whether all are finite.
+#[cold]
+unsafe fn store_any(to: *mut bf16, line: usize, x: __m512, y: __m512) -> bool {
+    let mut finite = true;
+    // SAFETY: a vector is 16 numbers; `to` has room for a tile of each part.
+    unsafe {
+        for (second, vector) in [x, y].into_iter().enumerate() {
+            for (pair, x) in std::mem::transmute::<__m512, [f32; 16]>(vector).into_iter().enumerate() {
+                finite &= x.is_finite();
+                let cut = |x: f32| f32::from_bits(x.to_bits() & HIGH as u32);
+                let rounded = f32::from_bits(x.to_bits().wrapping_add(0x8000) & HIGH as u32);
+                let h = match x {
+                    _ if x.is_nan() => f32::NAN, // its upper half alone may be that of infinity
+                    _ if rounded.is_finite() => rounded,
+                    _ => cut(x),
+                };
+                let rest = if x.is_finite() { x - h } else { 0.0 };
+                let m = cut(rest);
+                for (part, x) in [h, m, rest - m].into_iter().enumerate() {
+                    let place = to.add(part * STEP_LEN + line * STEP + 2 * pair + second);
+                    *place = bf16::from_bits((x.to_bits() >> 16) as u16);
+                }
+            }
+        }
+    }
+    finite
+}
+
+/// Transposes 16 x 16 numbers, first within the 128-bit blocks of four rows, then the blocks.
+#[inline(always)]
+unsafe fn transpose(rows: &mut [__m512; LINES]) {
+    // SAFETY: the CPU has AVX-512.
+    unsafe {
+        let mut columns = [_mm512_setzero_ps(); LINES];
+        for g in [0, 4, 8, 12] {
+            let [r0, r1, r2, r3] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
+            let (low01, high01) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpackhi_ps(r0, r1));
+            let (low23, high23) = (_mm512_unpacklo_ps(r2, r3), _mm512_unpackhi_ps(r2, r3));
+            let pd = |x: __m512, y: __m512| (_mm512_castps_pd(x), _mm512_castps_pd(y));
+            let low = |(x, y)| _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            let high = |(x, y)| _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+            columns[g] = low(pd(low01, low23));
+            columns[g + 1] = high(pd(low01, low23));
+            columns[g + 2] = low(pd(high01, high23));
+            columns[g + 3] = high(pd(high01, high23));
+        }
+        for c in 0..4 {
+            let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
+            let (even01, odd01) = (_mm512_shuffle_f32x4::<0x88>(c0, c1), _mm512_shuffle_f32x4::<0xdd>(c0, c1));
+            let (even23, odd23) = (_mm512_shuffle_f32x4::<0x88>(c2, c3), _mm512_shuffle_f32x4::<0xdd>(c2, c3));
+            rows[c] = _mm512_shuffle_f32x4::<0x88>(even01, even23);
+            rows[c + 4] = _mm512_shuffle_f32x4::<0x88>(odd01, odd23);
+            rows[c + 8] = _mm512_shuffle_f32x4::<0xdd>(even01, even23);
+            rows[c + 12] = _mm512_shuffle_f32x4::<0xdd>(odd01, odd23);
+        }
+    }
+}
