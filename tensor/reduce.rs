@@ -1,4 +1,4 @@
-//! The two reductions that accumulation of gradients needs: adding in place, and summing broadcast axes away.
+//! What accumulation of gradients needs: adding in place, scaling, and summing broadcast axes away.
 
 use crate::dtype::Element;
 use crate::tensor::Tensor;
@@ -6,6 +6,9 @@ use crate::threads;
 
 /// Rows that one task of a column sum adds up; fixed, so that the order of sums never depends on threads.
 const ROWS: usize = 128;
+
+/// Elements that one task scales.
+const SCALED: usize = 1 << 15;
 
 impl Tensor {
     /// `self += other`, elementwise, in place when nobody else holds the storage.
@@ -35,7 +38,9 @@ impl Tensor {
     /// `self *= factor`, elementwise.
     pub fn scale(&mut self, factor: f64) {
         dispatch!(self.dtype(), E => {
-            self.make_mut::<E>().iter_mut().for_each(|x| *x = E::from_f64(x.to_f64() * factor));
+            threads::parallel_chunks_mut(self.make_mut::<E>(), SCALED, SCALED, |_, part| {
+                part.iter_mut().for_each(|x| *x = E::from_f64(x.to_f64() * factor));
+            });
         });
     }
 
