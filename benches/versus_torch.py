@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""One training step of kumiki beside one of PyTorch (torch_step.py, next to this file), same shapes, same threads.
+"""One training step of kumiki beside one of PyTorch (torch_step.py, next to this file), same shapes, same threads; then
+matrix products of both.
 
   cargo build --release
-  python3 benches/versus_torch.py [--models tango,wango,... --dtypes f32,bf16 --pairs 5 --threads 2 --json out.json]
+  python3 benches/versus_torch.py [--models tango,wango,... --products 2048x512x2048,... --dtypes f32,bf16 --pairs 5
+                                   --threads 2 --json out.json]
 
 The two run in turn, each in a process of its own, so that a busy machine slows both alike. Printed are medians over the
-pairs: tokens per second of each, their ratio (with the least and the greatest of a single pair), and peak memory of each.
-Needs a Python with torch (pip install torch); kumiki needs nothing."""
+pairs: tokens per second of each (of products, M x N x K: GFLOP/s), their ratio (with the least and the greatest of a single
+pair), and peak memory of each. `--models ""` or `--products ""` leaves a part out. Needs a Python with torch (pip install torch); kumiki needs nothing."""
 import argparse, json, os, pathlib, statistics, subprocess, sys
 
 here = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--models", default="transformer,tango,wango,gau,flash,cem")
+parser.add_argument("--products", default="2048x2048x2048,2048x512x2048", help="M x N x K of each")
 parser.add_argument("--dtypes", default="f32,bf16")
 parser.add_argument("--pairs", type=int, default=5)
 parser.add_argument("--threads", type=int, default=2)
@@ -34,10 +37,21 @@ def run(command):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-rows, print_row = [], "{:<12} {:<5} {:>8} {:>8}  {:>5} ({:>5} to {:>5})  {:>6} {:>6}  {:>5}".format
+PRODUCT = """
+import sys, time, json, torch
+m, n, k, threads = map(int, sys.argv[1:5])
+torch.set_num_threads(threads)
+a, b = (torch.randn(*shape).to(torch.float32 if sys.argv[5] == "f32" else torch.bfloat16) for shape in ((m, k), (k, n)))
+times = []
+for _ in range(31):
+    start = time.perf_counter(); a @ b; times.append(time.perf_counter() - start)
+print(json.dumps({"gflop_s": 2e-9 * m * n * k / sorted(times[1:])[15]}))
+"""
+listed = lambda names: [name for name in names.split(",") if name]
+rows, print_row = [], "{:<14} {:<5} {:>8} {:>8}  {:>5} ({:>5} to {:>5})  {:>6} {:>6}  {:>5}".format
 print(print_row("model", "dtype", "kumiki", "torch", "ratio", "least", "most", "MB", "MB", "ratio"), flush=True)
-for dtype in args.dtypes.split(","):
-    for model in args.models.split(","):
+for dtype in listed(args.dtypes):
+    for model in listed(args.models):
         same = ["--model", model, "--dtype", dtype, "--threads", args.threads, "--steps", args.steps]
         pairs = []
         for _ in range(args.pairs):
@@ -51,5 +65,16 @@ for dtype in args.dtypes.split(","):
         print(print_row(model, dtype, round(median(0, "tok_s")), round(median(1, "tok_s")),
                         f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}",
                         round(memory[0]), round(memory[1]), f"{memory[0] / memory[1]:.2f}"), flush=True)
+for dtype in listed(args.dtypes):
+    for product in listed(args.products):
+        shape, pairs = product.split("x"), []
+        for _ in range(args.pairs):
+            ours = run([args.kumiki, "bench", "gemm", *shape, "--dtype", dtype, "--threads", args.threads])
+            pairs.append((ours, run([args.python, "-W", "ignore", "-c", PRODUCT, *shape, args.threads, dtype])))
+        rows.append({"product": product, "dtype": dtype, "pairs": pairs})
+        ratios = [ours["gflop_s"] / theirs["gflop_s"] for ours, theirs in pairs]
+        ours, theirs = (round(statistics.median(pair[side]["gflop_s"] for pair in pairs)) for side in (0, 1))
+        print(print_row(product, dtype, ours, theirs, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}",
+                        f"{max(ratios):.2f}", "", "", ""), flush=True)
 if args.json:
     pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")

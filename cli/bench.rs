@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kumiki::ops::{BenchCase, Roofline, bench_cases, op_cases, simd};
+use kumiki::ops::{BenchCase, ProductTiming, Roofline, bench_cases, op_cases, simd};
 use kumiki::tensor::{DType, threads};
 use kumiki_train::bench::{StepBench, StepTiming};
 use kumiki_train::run::Machine;
@@ -20,6 +20,7 @@ use crate::table::count;
 pub enum Command {
     Roofline(Limits),
     Ops(Ops),
+    Gemm(Gemm),
     Step(Step),
     Scaling(Scaling),
 }
@@ -29,6 +30,7 @@ impl Command {
         match self {
             Command::Roofline(args) => args.run(),
             Command::Ops(args) => in_pool(|| args.run()),
+            Command::Gemm(args) => args.run(),
             Command::Step(args) => args.run(),
             Command::Scaling(args) => in_pool(|| args.run()),
         }
@@ -170,6 +172,68 @@ impl Ops {
     }
 }
 
+/// As given, or as configured.
+fn thread_count(given: Option<usize>) -> Result<usize> {
+    let count = given.map_or_else(|| threads::configured_threads().map_err(Error::new), Ok)?;
+    let most = threads::MAX_THREADS;
+    if !(1..=most).contains(&count) {
+        return Err(Error::new(format!("--threads must be from 1 to {most}, found {count}")));
+    }
+    Ok(count)
+}
+
+/// Time one matrix product of random numbers, C[m, n] = A[m, k] B[k, n]
+///
+/// The median of several is printed as one line of JSON.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  kumiki bench gemm 2048 512 2048
+  kumiki bench gemm 2048 2048 2048 --dtype bf16 --threads 1")]
+pub struct Gemm {
+    /// Rows of A and C
+    m: usize,
+    /// Columns of B and C
+    n: usize,
+    /// Columns of A, rows of B
+    k: usize,
+    /// f32, or bf16 (summed and written in f32)
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    dtype: String,
+    /// Threads; all of them without it
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+impl Gemm {
+    fn run(self) -> Result<()> {
+        let narrow = match self.dtype.as_str() {
+            "f32" => false,
+            "bf16" => true,
+            other => return Err(Error::new(unknown("dtype", other, &["f32", "bf16"]))),
+        };
+        let shape = [self.m, self.n, self.k];
+        let most = shape.iter().try_fold(1usize, |size, &n| size.checked_mul(n.max(1)));
+        if shape.contains(&0) || shape.iter().any(|&n| n > 1 << 20) || most.is_none_or(|most| most > 1 << 40) {
+            let [m, n, k] = shape;
+            return Err(Error::new(format!(
+                "m, n and k must be at least 1 and at most {}, and m n k at most {}, found {m}, {n} and {k}",
+                1 << 20,
+                1u64 << 40
+            )));
+        }
+        let threads = thread_count(self.threads)?;
+        let measure = || ProductTiming::measure(shape, narrow).median;
+        let seconds = threads::try_with_threads(threads, measure).map_err(Error::new)?;
+        let work = 2.0 * self.m as f64 * self.n as f64 * self.k as f64;
+        json(&json!({
+            "m": self.m, "n": self.n, "k": self.k, "dtype": self.dtype, "threads": threads,
+            "simd": simd::level().to_string(),
+            "ms": seconds * 1e3, "gflop_s": work / seconds / 1e9,
+        }))
+    }
+}
+
 /// Time one training step: forward, backward, clipping, AdamW
 ///
 /// Two steps warm up, the median of the others is printed as one line of JSON. Tokens are random.
@@ -259,11 +323,7 @@ impl Step {
             "bf16" => DType::BF16,
             other => return Err(Error::new(unknown("dtype", other, &["f32", "bf16", "f64"]))),
         };
-        let count = self.threads.map_or_else(|| threads::configured_threads().map_err(Error::new), Ok)?;
-        let most = threads::MAX_THREADS;
-        if !(1..=most).contains(&count) {
-            return Err(Error::new(format!("--threads must be from 1 to {most}, found {count}")));
-        }
+        let count = thread_count(self.threads)?;
         // The largest count that a setting `params` may have, too.
         let most = (1u64 << 40) as f64;
         if !(self.params >= 1.0 && self.params <= most) {

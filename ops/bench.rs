@@ -40,30 +40,49 @@ impl Roofline {
             black_box(&a);
         });
         const N: usize = 2048;
-        let (x, y) = (&b[..N * N], &c[..N * N]);
-        let mut z = vec![0f32; N * N];
-        let product = fastest(|| {
-            gemm(1.0, MatRef::new(x, N, N), MatRef::new(y, N, N), 0.0, MatMut::new(&mut z, N, N));
-            black_box(&z);
-        });
-        let narrow = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
-        let (x, y) = (narrow(x), narrow(y));
-        let product_bf16 = fastest(|| {
-            let (x, y) = (MatRef::new(&x, N, N), MatRef::new(&y, N, N));
-            gemm_bf16(Operand::BF16(x), Operand::BF16(y), Output::F32(MatMut::new(&mut z, N, N)), false);
-            black_box(&z);
-        });
-        let flops = 2.0 * (N * N * N) as f64;
-        Roofline {
-            bandwidth: (3 * LEN * size_of::<f32>()) as f64 / triad,
-            gemm: flops / product,
-            gemm_bf16: flops / product_bf16,
-        }
+        let rate = |narrow| 2.0 * (N * N * N) as f64 / ProductTiming::measure([N; 3], narrow).least;
+        Roofline { bandwidth: (3 * LEN * size_of::<f32>()) as f64 / triad, gemm: rate(false), gemm_bf16: rate(true) }
     }
 
     /// The least time for so many bytes and operations.
     pub fn least_seconds(&self, bytes: usize, flops: usize) -> f64 {
         (bytes as f64 / self.bandwidth).max(flops as f64 / self.gemm)
+    }
+}
+
+/// Seconds of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductTiming {
+    /// The fastest of several.
+    pub least: f64,
+    /// Their median.
+    pub median: f64,
+}
+
+impl ProductTiming {
+    /// Times `[m, k]` by `[k, n]` of random numbers: F32, or BF16 summed and written in F32.
+    ///
+    /// # Panics
+    /// When the matrices do not fit into memory.
+    #[must_use]
+    pub fn measure([m, n, k]: [usize; 3], narrow: bool) -> ProductTiming {
+        let mut rng = Rng::new(0);
+        let dtype = if narrow { DType::BF16 } else { DType::F32 };
+        let [a, b] = [[m, k], [k, n]].map(|shape| rng.normal(DType::F32, &shape, 0.0, 1.0).cast(dtype));
+        let mut c = vec![0f32; m * n];
+        let times = times(&mut || {
+            let to = MatMut::new(&mut c, m, n);
+            if narrow {
+                let a = Operand::BF16(MatRef::new(a.as_slice::<bf16>(), m, k));
+                let b = Operand::BF16(MatRef::new(b.as_slice::<bf16>(), k, n));
+                gemm_bf16(a, b, Output::F32(to), false);
+            } else {
+                let (a, b) = (MatRef::new(a.as_slice::<f32>(), m, k), MatRef::new(b.as_slice::<f32>(), k, n));
+                gemm(1.0, a, b, 0.0, to);
+            }
+            black_box(&c);
+        });
+        ProductTiming { least: times.iter().copied().fold(f64::INFINITY, f64::min), median: median(times) }
     }
 }
 

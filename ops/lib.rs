@@ -67,7 +67,7 @@ pub use activations::{gelu, relu, relu_squared, sigmoid, silu, softplus};
 pub use adamw::{AdamWStep, adamw_update};
 pub use arithmetic::{add, div, mul, sub};
 pub use attention_with_lse::{SeenKeys, attention_with_lse};
-pub use bench::{Roofline, Timing};
+pub use bench::{ProductTiming, Roofline, Timing};
 pub use cast::cast;
 pub use causal_attention::{AttentionOptions, attention, causal_attention};
 pub use cem_attention::{CemDiagonal, CemStep, cem_attention};

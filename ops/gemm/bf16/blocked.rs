@@ -15,8 +15,11 @@ use crate::simd::Level;
 
 /// An A of at most so many packed numbers is packed once.
 const SMALL: usize = 1 << 20;
-/// Rows of a tile at least: that many times is a panel of B used when it has come.
+/// Rows of a tile at most, and at least: that many times is a panel of B used when it has come.
+const ROWS: usize = 512;
 const LEAST: usize = 64;
+/// Columns of a tile with several passes: its sums share the second cache level with its rows of A.
+const COLUMNS: usize = 512;
 /// Panels that are packed together.
 const PANELS: usize = 4;
 
@@ -30,10 +33,6 @@ pub(super) trait Form: Copy + Send + Sync {
     const PASS: usize;
     /// Terms that are done in one pass, without keeping sums: at least [`Form::PASS`].
     const ONE_PASS: usize;
-    /// Rows of a tile at most.
-    const ROWS: usize;
-    /// Columns of a tile with several passes: its sums share the second cache level with its rows of A.
-    const COLUMNS: usize;
     /// Packed numbers of a chunk of B at most.
     const PACKED: usize;
 
@@ -169,8 +168,8 @@ pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
     let (row_panels, col_panels) = (m.div_ceil(PANEL), n.div_ceil(PANEL));
     let panel_len = k.div_ceil(STEP) * F::PARTS * STEP_LEN;
     let chunk = (F::PACKED / panel_len).clamp(1, col_panels);
-    // With one pass a tile packs its rows once by itself.
-    let once = k > F::ONE_PASS && n > F::COLUMNS && row_panels * panel_len <= SMALL;
+    // With one pass, or one tile side by side, a tile packs its rows once by itself.
+    let once = k > F::ONE_PASS && n > COLUMNS && row_panels * panel_len <= SMALL;
     let b_words = Packed::words::<F>(chunk, k);
     let a_words = if once { Packed::words::<F>(row_panels, k) } else { 0 };
     with_scratch(Room::Outer, b_words + a_words, |room: *mut f32| {
@@ -247,8 +246,8 @@ impl<F: Form> Chunk<F> {
     fn run(self) {
         // An element is the same chain of sums in any tile, so their size may follow the number of threads.
         let tasks = if self.parallel { 2 * threads::current_threads() } else { 1 };
-        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, F::ROWS);
-        let cols = if self.k <= F::ONE_PASS { self.n } else { F::COLUMNS.min(self.n) };
+        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, ROWS);
+        let cols = if self.k <= F::ONE_PASS { self.n } else { COLUMNS.min(self.n) };
         let (row_tiles, col_tiles) = (self.m.div_ceil(rows), self.n.div_ceil(cols));
         let cost = rows.min(self.m) * cols * self.k / PER_UNIT;
         for_pieces(row_tiles * col_tiles, 1, cost, self.parallel, |index, _| {

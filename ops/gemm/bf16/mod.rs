@@ -128,9 +128,12 @@ pub fn gemm_bf16_serial(a: Operand, b: Operand, c: Output, accumulate: bool) {
     product(a, b, c, accumulate, false);
 }
 
-/// Rows and columns, and multiply-adds, from which on three parts pay: packing is for each row and column.
+/// Rows and columns from which on three parts pay: packing is for each of them.
 const LEAST_SIDE: usize = 48;
+/// Multiply-adds from which on they pay.
 const THREE_PARTS: usize = 1 << 18;
+/// Terms up to which there is room for a packed panel: 24 MiB.
+const MOST_TERMS: usize = 1 << 17;
 
 /// The level, where it has instructions for BF16.
 fn fast_level() -> Option<Level> {
@@ -213,8 +216,9 @@ fn target(c: Output) -> blocked::Target {
 /// Whether [`three_parts`] computes a product sooner than vectors of F32 do.
 pub(super) fn has_three_parts<E: Real>(product: &Product<E>) -> bool {
     let &Product { level, m, n, k, alpha, beta, .. } = product;
+    let large = m.min(n) >= LEAST_SIDE && k <= MOST_TERMS && m.saturating_mul(n).saturating_mul(k) >= THREE_PARTS;
     let plain = alpha == E::ONE && (beta == E::ONE || beta == E::ZERO);
-    level == Level::Amx && size_of::<E>() == 4 && plain && m.min(n) >= LEAST_SIDE && m * n * k >= THREE_PARTS
+    level == Level::Amx && size_of::<E>() == 4 && large && plain
 }
 
 /// The product in F32 on tiles, each number in three parts.

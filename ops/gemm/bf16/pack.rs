@@ -50,8 +50,6 @@ impl Form for One {
     const PARTS: usize = 1;
     const PASS: usize = 256;
     const ONE_PASS: usize = 256;
-    const ROWS: usize = 512;
-    const COLUMNS: usize = 512;
     const PACKED: usize = 2 << 20;
 
     fn at(source: Source, i: usize, p: usize) -> Source {

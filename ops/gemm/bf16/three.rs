@@ -40,8 +40,6 @@ impl Form for Three {
     const PARTS: usize = 3;
     const PASS: usize = 128;
     const ONE_PASS: usize = 256;
-    const ROWS: usize = 512;
-    const COLUMNS: usize = 512;
     const PACKED: usize = 6 << 20;
 
     fn at(source: Numbers, i: usize, p: usize) -> Numbers {
