@@ -9,6 +9,7 @@ mod error;
 pub mod files;
 mod fmt;
 mod header;
+mod huge_pages;
 mod index;
 mod reduce;
 mod rng;
@@ -21,6 +22,7 @@ mod views;
 
 pub use dtype::{DType, Element, bf16};
 pub use error::{Error, Result};
+pub use huge_pages::prefer_huge_pages;
 pub use index::concat;
 pub use rng::{Rng, RngState};
 pub use storage::{MemoryStats, memory_stats, poison_fresh_buffers, release_cached_memory, reset_peak};

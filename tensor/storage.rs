@@ -3,13 +3,14 @@
 //! A freed buffer goes back to its class, so that a training step after the first few asks the system for nothing.
 //! Memory is zeroed once, when the system gives it, and afterwards holds old values: it is never uninitialised.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex};
 
 use crate::dtype::Element;
+use crate::huge_pages::prefer_huge_pages;
 
 /// Buffers start on a cache line, which is also the width of the widest SIMD register.
 const ALIGN: usize = 64;
@@ -120,9 +121,13 @@ impl Buffer {
                 SYSTEM.fetch_add(1, Relaxed);
                 let layout = Layout::from_size_align(class, ALIGN).expect("buffer size");
                 // SAFETY: the layout's size is at least ALIGN, hence not zero.
-                NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| {
+                let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| {
                     panic!("out of memory: {class} bytes asked, {} in use by tensors", LIVE.load(Relaxed))
-                })
+                });
+                prefer_huge_pages(start.as_ptr(), class);
+                // SAFETY: so many bytes were just allocated.
+                unsafe { start.write_bytes(0, class) };
+                start
             }
         };
         let live = LIVE.fetch_add(class, Relaxed) + class;

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use kumiki_tensor::prefer_huge_pages;
+
 use crate::simd::{Lanes, Real};
 
 /// Which room of a thread: a product that holds one may need the other.
@@ -27,6 +29,7 @@ pub(super) fn with_scratch<E: Real, R>(which: Room, len: usize, f: impl FnOnce(*
     let mut room = ROOMS.with(|rooms| rooms[which as usize].take());
     if room.len() < words {
         room = vec![0; words];
+        prefer_huge_pages(room.as_mut_ptr().cast(), words * 8);
     }
     let start = room.as_mut_ptr();
     let shift = start.cast::<u8>().align_offset(LINE) / 8;
