@@ -89,14 +89,9 @@ pub(super) unsafe fn block(
     c_stride: usize,
     add: bool,
 ) {
-    let row = 4 * c_stride;
     // SAFETY: as the caller warrants.
     unsafe {
-        if add {
-            load_sums(c, c_stride);
-        } else {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-        }
+        begin(c, c_stride, add);
         asm!(
             "2:",
             "tileloadd tmm4, [{a} + {line}]",
@@ -111,14 +106,10 @@ pub(super) unsafe fn block(
             "tdpbf16ps tmm3, tmm5, tmm7",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{c} + {row}], tmm0",
-            "tilestored [{c} + {row} + 64], tmm1",
-            "tilestored [{d} + {row}], tmm2",
-            "tilestored [{d} + {row} + 64], tmm3",
             a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, line = in(reg) 64usize,
-            step = in(reg) 2 * step_len, c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) row,
-            options(nostack)
+            step = in(reg) 2 * step_len, options(nostack, readonly)
         );
+        end(c, c_stride);
     }
 }
 
@@ -136,14 +127,9 @@ pub(super) unsafe fn block_of_three(
     c_stride: usize,
     add: bool,
 ) {
-    let row = 4 * c_stride;
     // SAFETY: as the caller warrants.
     unsafe {
-        if add {
-            load_sums(c, c_stride);
-        } else {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-        }
+        begin(c, c_stride, add);
         asm!(
             "2:",
             // h l'
@@ -194,32 +180,51 @@ pub(super) unsafe fn block_of_three(
             "tdpbf16ps tmm3, tmm5, tmm7",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{c} + {row}], tmm0",
-            "tilestored [{c} + {row} + 64], tmm1",
-            "tilestored [{d} + {row}], tmm2",
-            "tilestored [{d} + {row} + 64], tmm3",
             a = inout(reg) a => _, b = inout(reg) b => _, steps = inout(reg) steps => _, line = in(reg) 64usize,
-            c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) row,
-            options(nostack)
+            options(nostack, readonly)
         );
+        end(c, c_stride);
     }
 }
 
-/// Begins with the sums in c.
+/// Tiles 0 to 3 become the sums in c, or zero.
 ///
 /// # Safety
 /// As [`block`].
 #[inline(always)]
-unsafe fn load_sums(c: *const f32, c_stride: usize) {
+unsafe fn begin(c: *const f32, c_stride: usize, add: bool) {
+    // SAFETY: as the caller warrants.
+    unsafe {
+        if add {
+            asm!(
+                "tileloadd tmm0, [{c} + {row}]",
+                "tileloadd tmm1, [{c} + {row} + 64]",
+                "tileloadd tmm2, [{d} + {row}]",
+                "tileloadd tmm3, [{d} + {row} + 64]",
+                c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) 4 * c_stride,
+                options(nostack, readonly)
+            );
+        } else {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+        }
+    }
+}
+
+/// They are written to c.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+unsafe fn end(c: *mut f32, c_stride: usize) {
     // SAFETY: as the caller warrants.
     unsafe {
         asm!(
-            "tileloadd tmm0, [{c} + {row}]",
-            "tileloadd tmm1, [{c} + {row} + 64]",
-            "tileloadd tmm2, [{d} + {row}]",
-            "tileloadd tmm3, [{d} + {row} + 64]",
+            "tilestored [{c} + {row}], tmm0",
+            "tilestored [{c} + {row} + 64], tmm1",
+            "tilestored [{d} + {row}], tmm2",
+            "tilestored [{d} + {row} + 64], tmm3",
             c = in(reg) c, d = in(reg) c.wrapping_add(16 * c_stride), row = in(reg) 4 * c_stride,
-            options(nostack, readonly)
+            options(nostack)
         );
     }
 }

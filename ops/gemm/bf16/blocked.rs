@@ -10,7 +10,7 @@ use kumiki_tensor::{bf16, threads};
 use super::super::for_pieces;
 use super::super::pack::{Room, with_scratch};
 use super::amx;
-use super::pack::{PANEL, STEP, STEP_LEN, Side};
+use super::pack::{PANEL, STEP, STEP_LEN, Side, Source, Start};
 use crate::simd::Level;
 
 /// An A of at most so many packed numbers is packed once.
@@ -25,8 +25,8 @@ const PANELS: usize = 4;
 
 /// How numbers are packed, and how blocks of them are multiplied.
 pub(super) trait Form: Copy + Send + Sync {
-    /// A matrix to pack, seen from its panels.
-    type Source: Copy + Send + Sync;
+    /// Where a matrix to pack begins.
+    type Start: Start;
     /// Packed numbers for each number.
     const PARTS: usize;
     /// Terms per pass: a panel of B of so many stays in the first cache level.
@@ -36,9 +36,6 @@ pub(super) trait Form: Copy + Send + Sync {
     /// Packed numbers of a chunk of B at most.
     const PACKED: usize;
 
-    /// The source from row (of A; column of B) i and term p on.
-    fn at(source: Self::Source, i: usize, p: usize) -> Self::Source;
-
     /// Packs `rows` rows of `terms` terms into panels of whole steps; `irregular`, one for each panel, says what
     /// [`Form::block`] must know about it.
     ///
@@ -47,7 +44,7 @@ pub(super) trait Form: Copy + Send + Sync {
     unsafe fn panels(
         side: Side,
         dst: *mut bf16,
-        source: Self::Source,
+        source: Source<Self::Start>,
         rows: usize,
         terms: usize,
         irregular: &mut [u32],
@@ -98,7 +95,7 @@ struct Chunk<F: Form> {
     m: usize,
     n: usize,
     k: usize,
-    a: F::Source,
+    a: Source<F::Start>,
     /// All of A packed, or none.
     packed_a: Option<Packed>,
     packed_b: Packed,
@@ -155,8 +152,8 @@ pub(super) struct Job<F: Form> {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub a: F::Source,
-    pub b: F::Source,
+    pub a: Source<F::Start>,
+    pub b: Source<F::Start>,
     pub c: Target,
     pub accumulate: bool,
     pub parallel: bool,
@@ -181,7 +178,7 @@ pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
         for j in (0..n).step_by(chunk * PANEL) {
             let n = (chunk * PANEL).min(n - j);
             let packed_b = Packed::new::<F>(room, n.div_ceil(PANEL), k);
-            pack::<F>(Side::B, packed_b, F::at(b, j, 0), n, k, parallel);
+            pack::<F>(Side::B, packed_b, b.at(j, 0), n, k, parallel);
             let c = c.at(0, j);
             Chunk::<F> { level, m, n, k, a, packed_a, packed_b, c, accumulate, parallel }.run();
         }
@@ -189,7 +186,7 @@ pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
 }
 
 /// Packs all terms of `rows` rows, pass by pass: panels of the first pass, then those of the second.
-fn pack<F: Form>(side: Side, to: Packed, source: F::Source, rows: usize, k: usize, parallel: bool) {
+fn pack<F: Form>(side: Side, to: Packed, source: Source<F::Start>, rows: usize, k: usize, parallel: bool) {
     let piece = PANELS * PANEL;
     for_pieces(rows, piece, piece * k * F::PARTS / 16, parallel, |from, until| {
         for p in (0..k).step_by(to.pass) {
@@ -198,7 +195,7 @@ fn pack<F: Form>(side: Side, to: Packed, source: F::Source, rows: usize, k: usiz
             // SAFETY: the level has AVX512-BF16; each piece writes its own panels, which are in the room.
             unsafe {
                 let irregular = from_raw_parts_mut(irregular, (until - from).div_ceil(PANEL));
-                F::panels(side, numbers, F::at(source, from, p), until - from, terms, irregular);
+                F::panels(side, numbers, source.at(from, p), until - from, terms, irregular);
             }
         }
     });
@@ -292,7 +289,7 @@ impl<F: Form> Tile<F> {
                         // SAFETY: rows from `rows.0` and terms from `p` are in A; the room holds their panels.
                         unsafe {
                             let irregular = from_raw_parts_mut(own.1, row_panels);
-                            F::panels(Side::A, own.0, F::at(chunk.a, rows.0, p), m, terms, irregular);
+                            F::panels(Side::A, own.0, chunk.a.at(rows.0, p), m, terms, irregular);
                         }
                         own
                     }

@@ -190,14 +190,14 @@ fn product(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) 
 
 /// Rows are those of A, or columns of B.
 #[cfg(target_arch = "x86_64")]
-fn source(matrix: &Operand) -> pack::Source {
-    use pack::{Source, Start};
+fn source(matrix: &Operand) -> pack::Source<pack::Stored> {
+    use pack::{Source, Stored};
     fn place<E>(m: &MatRef<E>) -> *const E {
         m.data.as_ptr().wrapping_add(m.offset)
     }
     let (start, stride, term_stride) = match matrix {
-        Operand::F32(m) => (Start::F32(place(m)), m.row_stride, m.col_stride),
-        Operand::BF16(m) => (Start::BF16(place(m)), m.row_stride, m.col_stride),
+        Operand::F32(m) => (Stored::F32(place(m)), m.row_stride, m.col_stride),
+        Operand::BF16(m) => (Stored::BF16(place(m)), m.row_stride, m.col_stride),
     };
     Source { start, stride, term_stride }
 }
@@ -226,10 +226,11 @@ pub(super) fn three_parts<E: Real>(product: Product<E>, parallel: bool) {
     #[cfg(target_arch = "x86_64")]
     {
         use blocked::{Job, Place, Target};
-        use three::{Numbers, Three};
+        use pack::Source;
+        use three::Three;
         let Product { m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, beta, c, c_rs, c_cs, .. } = product;
-        let a = Numbers { start: a.cast(), stride: a_rs, term_stride: a_cs };
-        let b = Numbers { start: b.cast(), stride: b_cs, term_stride: b_rs };
+        let a = Source { start: a.cast(), stride: a_rs, term_stride: a_cs };
+        let b = Source { start: b.cast(), stride: b_cs, term_stride: b_rs };
         let c = Target { start: Place::F32(c.cast()), row_stride: c_rs, col_stride: c_cs };
         blocked::run::<Three>(Level::Amx, Job { m, n, k, a, b, c, accumulate: beta == E::ONE, parallel });
     }

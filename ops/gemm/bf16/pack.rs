@@ -23,41 +23,72 @@ pub(super) const STEP_LEN: usize = 2 * TILE;
 /// A matrix to pack, seen from its panels: element `(i, p)`, row or column i of the panels and term p, is at
 /// `i * stride + p * term_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
-    pub start: Start,
+pub(super) struct Source<S> {
+    pub start: S,
     pub stride: usize,
     pub term_stride: usize,
 }
 
-/// The first element, in either storage.
+// SAFETY: it stands for a shared slice.
+unsafe impl<S> Send for Source<S> {}
+// SAFETY: as above.
+unsafe impl<S> Sync for Source<S> {}
+
+/// Where the first element is.
+pub(super) trait Start: Copy {
+    /// So many elements later.
+    fn moved(self, offset: usize) -> Self;
+}
+
+impl<E> Start for *const E {
+    fn moved(self, offset: usize) -> Self {
+        self.wrapping_add(offset)
+    }
+}
+
+/// A start in either storage.
 #[derive(Clone, Copy)]
-pub(super) enum Start {
+pub(super) enum Stored {
     F32(*const f32),
     BF16(*const bf16),
 }
 
-// SAFETY: it stands for a shared slice.
-unsafe impl Send for Source {}
-// SAFETY: as above.
-unsafe impl Sync for Source {}
+impl Start for Stored {
+    fn moved(self, offset: usize) -> Self {
+        match self {
+            Stored::F32(x) => Stored::F32(x.wrapping_add(offset)),
+            Stored::BF16(x) => Stored::BF16(x.wrapping_add(offset)),
+        }
+    }
+}
+
+impl<S: Start> Source<S> {
+    /// From element `(i, p)` on.
+    pub fn at(self, i: usize, p: usize) -> Self {
+        Self { start: self.start.moved(i * self.stride + p * self.term_stride), ..self }
+    }
+}
 
 /// Every number is one, rounded if need be.
 #[derive(Clone, Copy)]
 pub(super) struct One;
 
 impl Form for One {
-    type Source = Source;
+    type Start = Stored;
     const PARTS: usize = 1;
     const PASS: usize = 256;
     const ONE_PASS: usize = 256;
     const PACKED: usize = 2 << 20;
 
-    fn at(source: Source, i: usize, p: usize) -> Source {
-        source.at(i, p)
-    }
-
     #[inline]
-    unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms: usize, irregular: &mut [u32]) {
+    unsafe fn panels(
+        side: Side,
+        dst: *mut bf16,
+        source: Source<Stored>,
+        rows: usize,
+        terms: usize,
+        irregular: &mut [u32],
+    ) {
         irregular.fill(0);
         // SAFETY: as the caller warrants.
         unsafe { panels(side, dst, source, rows, terms) };
@@ -76,18 +107,6 @@ impl Form for One {
     }
 }
 
-impl Source {
-    /// From element `(i, p)` on.
-    pub fn at(self, i: usize, p: usize) -> Self {
-        let offset = i * self.stride + p * self.term_stride;
-        let start = match self.start {
-            Start::F32(x) => Start::F32(x.wrapping_add(offset)),
-            Start::BF16(x) => Start::BF16(x.wrapping_add(offset)),
-        };
-        Self { start, ..self }
-    }
-}
-
 /// Whose tiles are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
@@ -100,7 +119,7 @@ pub(super) enum Side {
 /// # Safety
 /// The CPU has AVX512-BF16, the source holds these elements, and `dst` has room for whole panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms: usize) {
+unsafe fn panels(side: Side, dst: *mut bf16, source: Source<Stored>, rows: usize, terms: usize) {
     let steps = terms.div_ceil(STEP);
     for i in (0..rows.next_multiple_of(PANEL)).step_by(16) {
         let panel = dst.wrapping_add(i / PANEL * steps * STEP_LEN + i % PANEL / 16 * TILE);
@@ -118,14 +137,14 @@ unsafe fn panels(side: Side, dst: *mut bf16, source: Source, rows: usize, terms:
 /// One tile: 16 rows, `rows` of them there, and 32 terms, `terms` of them there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 #[inline]
-unsafe fn tile(side: Side, to: *mut bf16, source: Source, rows: usize, terms: usize) {
+unsafe fn tile(side: Side, to: *mut bf16, source: Source<Stored>, rows: usize, terms: usize) {
     // SAFETY: as the caller warrants.
     unsafe {
         match source.start {
-            Start::F32(x) if source.term_stride == 1 => by_rows(side, to, x, source.stride, rows, terms),
-            Start::BF16(x) if source.term_stride == 1 => by_rows(side, to, x, source.stride, rows, terms),
-            Start::F32(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
-            Start::BF16(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
+            Stored::F32(x) if source.term_stride == 1 => by_rows(side, to, x, source.stride, rows, terms),
+            Stored::BF16(x) if source.term_stride == 1 => by_rows(side, to, x, source.stride, rows, terms),
+            Stored::F32(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
+            Stored::BF16(x) if source.stride == 1 => by_terms(side, to, x, source.term_stride, rows, terms),
             _ => store(to, &one_by_one(source, rows, terms), side == Side::B),
         }
     }
@@ -253,15 +272,15 @@ unsafe fn by_terms<N: Number>(side: Side, to: *mut bf16, x: *const N, stride: us
 
 /// Neither side by side, as a tile of A.
 #[cold]
-unsafe fn one_by_one(source: Source, rows: usize, terms: usize) -> [__m512i; 16] {
+unsafe fn one_by_one(source: Source<Stored>, rows: usize, terms: usize) -> [__m512i; 16] {
     let mut numbers = [bf16::ZERO; TILE];
     for i in 0..rows {
         for p in 0..terms {
             // SAFETY: as the caller of `tile` warrants.
             numbers[i * STEP + p] = unsafe {
                 match source.at(i, p).start {
-                    Start::F32(x) => bf16::from_f32(*x),
-                    Start::BF16(x) => *x,
+                    Stored::F32(x) => bf16::from_f32(*x),
+                    Stored::BF16(x) => *x,
                 }
             };
         }
@@ -293,10 +312,23 @@ fn pairs() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// Transposes 16 x 16 pairs, first within the 128-bit blocks of four rows, then the blocks.
 #[inline(always)]
 unsafe fn store_transposed(to: *mut bf16, rows: &[__m512i; 16]) {
     // SAFETY: the CPU has AVX-512, and `to` room for a tile.
+    unsafe {
+        for (i, column) in transposed(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(to.add(i * STEP).cast(), column);
+        }
+    }
+}
+
+/// Transposes 16 x 16 words of four bytes, first within the 128-bit blocks of four rows, then the blocks.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+pub(super) unsafe fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: as the caller warrants.
     unsafe {
         let mut columns = [_mm512_setzero_si512(); 16];
         for g in [0, 4, 8, 12] {
@@ -308,15 +340,16 @@ unsafe fn store_transposed(to: *mut bf16, rows: &[__m512i; 16]) {
             columns[g + 2] = _mm512_unpacklo_epi64(high01, high23);
             columns[g + 3] = _mm512_unpackhi_epi64(high01, high23);
         }
+        let mut lines = columns;
         for c in 0..4 {
             let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
             let (even01, odd01) = (_mm512_shuffle_i32x4::<0x88>(c0, c1), _mm512_shuffle_i32x4::<0xdd>(c0, c1));
             let (even23, odd23) = (_mm512_shuffle_i32x4::<0x88>(c2, c3), _mm512_shuffle_i32x4::<0xdd>(c2, c3));
-            let to = to.add(c * STEP).cast::<__m512i>();
-            _mm512_storeu_si512(to, _mm512_shuffle_i32x4::<0x88>(even01, even23));
-            _mm512_storeu_si512(to.add(4), _mm512_shuffle_i32x4::<0x88>(odd01, odd23));
-            _mm512_storeu_si512(to.add(8), _mm512_shuffle_i32x4::<0xdd>(even01, even23));
-            _mm512_storeu_si512(to.add(12), _mm512_shuffle_i32x4::<0xdd>(odd01, odd23));
+            lines[c] = _mm512_shuffle_i32x4::<0x88>(even01, even23);
+            lines[c + 4] = _mm512_shuffle_i32x4::<0x88>(odd01, odd23);
+            lines[c + 8] = _mm512_shuffle_i32x4::<0xdd>(even01, even23);
+            lines[c + 12] = _mm512_shuffle_i32x4::<0xdd>(odd01, odd23);
         }
+        lines
     }
 }

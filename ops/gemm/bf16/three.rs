@@ -10,7 +10,7 @@ use kumiki_tensor::bf16;
 
 use super::amx;
 use super::blocked::{Block, Form, Panels};
-use super::pack::{PANEL, STEP, STEP_LEN, Side};
+use super::pack::{PANEL, STEP, STEP_LEN, Side, Source, transposed};
 use crate::simd::Level;
 
 /// Packed numbers of a step of a panel.
@@ -18,37 +18,26 @@ const THREE_LEN: usize = 3 * STEP_LEN;
 /// Rows, or pairs, of a tile.
 const LINES: usize = STEP / 2;
 
-/// Element `(i, p)`, row of A (or column of B) i and term p, is at `i * stride + p * term_stride`.
-#[derive(Clone, Copy)]
-pub(super) struct Numbers {
-    pub start: *const f32,
-    pub stride: usize,
-    pub term_stride: usize,
-}
-
-// SAFETY: it stands for a shared slice.
-unsafe impl Send for Numbers {}
-// SAFETY: as above.
-unsafe impl Sync for Numbers {}
-
 /// Every number is three; a panel is irregular if it holds some that are not finite.
 #[derive(Clone, Copy)]
 pub(super) struct Three;
 
 impl Form for Three {
-    type Source = Numbers;
+    type Start = *const f32;
     const PARTS: usize = 3;
     const PASS: usize = 128;
     const ONE_PASS: usize = 256;
     const PACKED: usize = 6 << 20;
 
-    fn at(source: Numbers, i: usize, p: usize) -> Numbers {
-        let start = source.start.wrapping_add(i * source.stride + p * source.term_stride);
-        Numbers { start, ..source }
-    }
-
     #[inline]
-    unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms: usize, irregular: &mut [u32]) {
+    unsafe fn panels(
+        side: Side,
+        dst: *mut bf16,
+        source: Source<*const f32>,
+        rows: usize,
+        terms: usize,
+        irregular: &mut [u32],
+    ) {
         // SAFETY: as the caller warrants.
         unsafe { panels(side, dst, source, rows, terms, irregular) };
     }
@@ -95,7 +84,14 @@ unsafe fn irregular_block(steps: usize, a: *const bf16, b: *const bf16, c: *mut 
 /// # Safety
 /// As [`Form::panels`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms: usize, irregular: &mut [u32]) {
+unsafe fn panels(
+    side: Side,
+    dst: *mut bf16,
+    source: Source<*const f32>,
+    rows: usize,
+    terms: usize,
+    irregular: &mut [u32],
+) {
     let steps = terms.div_ceil(STEP);
     irregular.fill(0);
     let halves = rows.div_ceil(PANEL) * 2;
@@ -105,8 +101,7 @@ unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms
         // SAFETY: the tile is inside its panel; `some` rows and the terms of the step are inside the source.
         let regular = unsafe {
             let to = dst.add((panel * steps + step) * THREE_LEN + half % 2 * LINES * STEP);
-            let start = source.start.wrapping_add(i * source.stride + step * STEP * source.term_stride);
-            tile(side, to, Numbers { start, ..source }, some, (terms - step * STEP).min(STEP))
+            tile(side, to, source.at(i, step * STEP), some, (terms - step * STEP).min(STEP))
         };
         irregular[panel] |= u32::from(!regular);
     };
@@ -121,7 +116,7 @@ unsafe fn panels(side: Side, dst: *mut bf16, source: Numbers, rows: usize, terms
 /// One tile of each part; whether all its numbers are finite.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 #[inline]
-unsafe fn tile(side: Side, to: *mut bf16, source: Numbers, rows: usize, terms: usize) -> bool {
+unsafe fn tile(side: Side, to: *mut bf16, source: Source<*const f32>, rows: usize, terms: usize) -> bool {
     // A line is a row of A, or a term of all columns of B.
     let (line_stride, along) = match side {
         Side::A => (source.stride, source.term_stride),
@@ -159,13 +154,13 @@ unsafe fn tile(side: Side, to: *mut bf16, source: Numbers, rows: usize, terms: u
 
 /// The lines of 16 terms from `16 half` on, padded with zeros.
 #[inline(always)]
-unsafe fn lines(side: Side, source: Numbers, rows: usize, terms: usize, half: usize) -> [__m512; LINES] {
-    let Numbers { start, stride, term_stride } = source;
-    let start = start.wrapping_add(half * LINES * term_stride);
+unsafe fn lines(side: Side, source: Source<*const f32>, rows: usize, terms: usize, half: usize) -> [__m512; LINES] {
+    let Source { start, stride, term_stride } = source.at(0, half * LINES);
     let terms = terms.saturating_sub(half * LINES).min(LINES);
     // SAFETY: the CPU has AVX-512; masks leave out what is not there.
     unsafe {
-        let mut lines = [_mm512_setzero_ps(); LINES];
+        let mut lines = [_mm512_setzero_si512(); LINES];
+        let mut is_row = true;
         if stride != 1 && term_stride != 1 {
             let mut block = [[0f32; LINES]; LINES];
             for (i, row) in block.iter_mut().enumerate().take(rows) {
@@ -174,24 +169,21 @@ unsafe fn lines(side: Side, source: Numbers, rows: usize, terms: usize, half: us
                 }
             }
             for (line, row) in lines.iter_mut().zip(&block) {
-                *line = _mm512_loadu_ps(row.as_ptr());
+                *line = _mm512_loadu_si512(row.as_ptr().cast());
             }
-            if side == Side::B {
-                transpose(&mut lines);
+        } else {
+            // What the source has side by side becomes a vector.
+            is_row = term_stride == 1;
+            let (count, len, step) = if is_row { (rows, terms, stride) } else { (terms, rows, term_stride) };
+            let mask = ((1u32 << len) - 1) as u16;
+            for (i, line) in lines.iter_mut().enumerate().take(count) {
+                *line = _mm512_maskz_loadu_epi32(mask, start.add(i * step).cast());
             }
-            return lines;
         }
-        // What the source has side by side becomes a vector.
-        let by_rows = term_stride == 1;
-        let (count, len, step) = if by_rows { (rows, terms, stride) } else { (terms, rows, term_stride) };
-        let mask = ((1u32 << len) - 1) as u16;
-        for (i, line) in lines.iter_mut().enumerate().take(count) {
-            *line = _mm512_maskz_loadu_ps(mask, start.add(i * step));
+        if is_row != (side == Side::A) {
+            lines = transposed(&lines);
         }
-        if by_rows != (side == Side::A) {
-            transpose(&mut lines);
-        }
-        lines
+        lines.map(|line| _mm512_castsi512_ps(line))
     }
 }
 
@@ -267,34 +259,4 @@ unsafe fn store_any(to: *mut bf16, line: usize, x: __m512, y: __m512) -> bool {
         }
     }
     finite
-}
-
-/// Transposes 16 x 16 numbers, first within the 128-bit blocks of four rows, then the blocks.
-#[inline(always)]
-unsafe fn transpose(rows: &mut [__m512; LINES]) {
-    // SAFETY: the CPU has AVX-512.
-    unsafe {
-        let mut columns = [_mm512_setzero_ps(); LINES];
-        for g in [0, 4, 8, 12] {
-            let [r0, r1, r2, r3] = [rows[g], rows[g + 1], rows[g + 2], rows[g + 3]];
-            let (low01, high01) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpackhi_ps(r0, r1));
-            let (low23, high23) = (_mm512_unpacklo_ps(r2, r3), _mm512_unpackhi_ps(r2, r3));
-            let pd = |x: __m512, y: __m512| (_mm512_castps_pd(x), _mm512_castps_pd(y));
-            let low = |(x, y)| _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-            let high = |(x, y)| _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-            columns[g] = low(pd(low01, low23));
-            columns[g + 1] = high(pd(low01, low23));
-            columns[g + 2] = low(pd(high01, high23));
-            columns[g + 3] = high(pd(high01, high23));
-        }
-        for c in 0..4 {
-            let [c0, c1, c2, c3] = [columns[c], columns[c + 4], columns[c + 8], columns[c + 12]];
-            let (even01, odd01) = (_mm512_shuffle_f32x4::<0x88>(c0, c1), _mm512_shuffle_f32x4::<0xdd>(c0, c1));
-            let (even23, odd23) = (_mm512_shuffle_f32x4::<0x88>(c2, c3), _mm512_shuffle_f32x4::<0xdd>(c2, c3));
-            rows[c] = _mm512_shuffle_f32x4::<0x88>(even01, even23);
-            rows[c + 4] = _mm512_shuffle_f32x4::<0x88>(odd01, odd23);
-            rows[c + 8] = _mm512_shuffle_f32x4::<0xdd>(even01, even23);
-            rows[c + 12] = _mm512_shuffle_f32x4::<0xdd>(odd01, odd23);
-        }
-    }
 }
