@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kumiki::ops::{BenchCase, ProductTiming, Roofline, bench_cases, op_cases, simd};
+use kumiki::ops::{BenchCase, Roofline, bench_cases, op_cases, simd};
 use kumiki::tensor::{DType, threads};
-use kumiki_train::bench::{StepBench, StepTiming};
+use kumiki_train::bench::{StepBench, StepTiming, product_seconds};
 use kumiki_train::run::Machine;
 use kumiki_train::suggest::unknown;
 use kumiki_train::{Error, Result};
@@ -223,8 +223,8 @@ impl Gemm {
             )));
         }
         let threads = thread_count(self.threads)?;
-        let measure = || ProductTiming::measure(shape, narrow).median;
-        let seconds = threads::try_with_threads(threads, measure).map_err(Error::new)?;
+        let measure = || product_seconds(shape, narrow);
+        let seconds = threads::try_with_threads(threads, measure).map_err(Error::new)??;
         let work = 2.0 * self.m as f64 * self.n as f64 * self.k as f64;
         json(&json!({
             "m": self.m, "n": self.n, "k": self.k, "dtype": self.dtype, "threads": threads,

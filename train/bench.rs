@@ -1,4 +1,4 @@
-//! One training step at given sizes, timed: `kumiki bench step`.
+//! One training step at given sizes, timed: `kumiki bench step`; and one matrix product: `kumiki bench gemm`.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use kumiki_models::{
     TangoConfig, TransformerConfig, Window, accounting,
 };
 use kumiki_nn::{AdamW, Diagonal, Module, clip_global_norm};
-use kumiki_ops::FeatureMap;
+use kumiki_ops::{FeatureMap, ProductTiming};
 use kumiki_tensor::{DType, Rng};
 
 use crate::memory;
@@ -206,6 +206,15 @@ impl StepBench {
         }
         Ok(StepTiming { params, seconds, tok_s: (self.batch * self.seq) as f64 / seconds, profile })
     }
+}
+
+/// Median seconds of `[m, k]` by `[k, n]` of random numbers: F32, or with `narrow` BF16 summed and written in F32.
+///
+/// # Errors
+/// When the memory cannot hold them.
+pub fn product_seconds(shape: [usize; 3], narrow: bool) -> Result<f64> {
+    memory::check_product(shape, narrow)?;
+    Ok(ProductTiming::measure(shape, narrow).median)
 }
 
 #[cfg(test)]

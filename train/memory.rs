@@ -95,6 +95,17 @@ pub(crate) fn check_inference(name: &str, config: &ModelConfig, seq: usize, dtyp
     fits("inference with", name, least, available(), options)
 }
 
+/// Whether `[m, k]` by `[k, n]` can be multiplied: three matrices of F32, and with `narrow` both factors in BF16 as well.
+///
+/// # Errors
+/// A sentence with what is needed and what there is.
+pub(crate) fn check_product(shape: [usize; 3], narrow: bool) -> Result<()> {
+    let [m, n, k] = shape.map(|n| n as u128);
+    let factors = m * k + k * n;
+    let least = 4 * (factors + m * n) + if narrow { 2 * factors } else { 0 };
+    fits("multiplying", &format!("{m} x {k} by {k} x {n}"), least, available(), "M, N or K")
+}
+
 fn fits(what: &str, name: &str, least: u128, available: u64, options: &str) -> Result<()> {
     if least <= u128::from(available) {
         return Ok(());
@@ -122,6 +133,13 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
     use crate::zoo::Suite;
+
+    #[test]
+    fn products_that_cannot_fit_are_refused() {
+        assert!(check_product([64, 64, 64], true).is_ok());
+        let error = check_product([1 << 40, 1 << 40, 1], false).unwrap_err().to_string();
+        assert!(error.contains("of memory") && error.ends_with("lower M, N or K"), "{error}");
+    }
 
     #[test]
     fn the_system_tells() {

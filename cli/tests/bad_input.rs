@@ -47,6 +47,15 @@ fn misspelt_words_are_answered_with_the_nearest() {
     fail(1, &["bench", "step", "--model", "tangoo"], &["unknown model `tangoo`; did you mean `tango`?"]);
     fail(1, &["bench", "step", "--model", "cem", "--params", "9"], &["--params 9 is too few"]);
     fail(1, &["bench", "step", "--dtype", "bf61"], &["unknown dtype `bf61`; did you mean `bf16`?"]);
+    fail(1, &["bench", "gemm", "0", "1", "1"], &["m, n and k must be at least 1", "found 0, 1 and 1"]);
+    fail(1, &["bench", "gemm", "2", "2", "2", "--dtype", "f64"], &["unknown dtype `f64`. Known: f32, bf16"]);
+    fail(1, &["bench", "gemm", "2", "2", "2", "--threads", "0"], &["--threads must be from 1 to"]);
+    let large = ["bench", "gemm", "1048576", "1048576", "1"];
+    fail(
+        1,
+        &large,
+        &["multiplying `1048576 x 1 by 1 x 1048576` needs at least 4096.0 GiB of memory", "lower M, N or K"],
+    );
     fail(1, &["bench", "step", "--params", "10"], &["--params 10 is too few"]);
 }
 

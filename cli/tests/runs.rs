@@ -120,6 +120,17 @@ fn gradcheck_prints_a_table() {
 }
 
 #[test]
+fn bench_gemm_prints_a_rate() {
+    for dtype in ["f32", "bf16"] {
+        let said = succeed(&["bench", "gemm", "70", "50", "300", "--dtype", dtype, "--threads", "1"]).out;
+        let row: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let (ms, rate) = (row["ms"].as_f64().unwrap(), row["gflop_s"].as_f64().unwrap());
+        assert!(ms > 0.0 && (rate * ms * 1e6 / (2.0 * 70.0 * 50.0 * 300.0) - 1.0).abs() < 1e-6, "{said}");
+        assert!(row["dtype"] == dtype && row["threads"] == 1, "{said}");
+    }
+}
+
+#[test]
 fn bench_step_prints_the_peers_keys() {
     let small = [
         "--d-model",
@@ -173,6 +184,7 @@ fn help_teaches() {
         &["generate", "--help"],
         &["gradcheck", "--help"],
         &["bench", "ops", "--help"],
+        &["bench", "gemm", "--help"],
         &["bench", "step", "--help"],
     ] {
         let said = succeed(command);
