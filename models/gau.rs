@@ -122,8 +122,8 @@ impl GauBlock {
     pub fn forward(&self, tape: &Tape, h: &Var, cache: Option<&mut BlockCache>) -> Var {
         let start = cache.as_ref().map_or(0, |c| c.len());
         let x = self.norm.forward(tape, h);
-        let project = |w: &Linear| ops::silu(&w.forward(tape, &x));
-        let (u, v, z) = (project(&self.wu), project(&self.wv), project(&self.wz)); // [B, T, E] twice, [B, T, S]
+        let [u, v] = [&self.wu, &self.wv].map(|w| ops::silu(&w.forward_to_hidden(tape, &x))); // [B, T, E]
+        let z = ops::silu(&self.wz.forward(tape, &x)); // [B, T, S]
         let (gamma, beta) = (tape.param(&self.gamma), tape.param(&self.beta));
         let vector = |i: usize| {
             let row = |x: &Var| ops::narrow(x, 0, i, 1);

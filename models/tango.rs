@@ -160,8 +160,8 @@ impl TangoBlock {
         let (q, k) = (heads(self.wq.forward(tape, &x)), heads(self.wk.forward(tape, &x))); // [B, T, H, K]
         // Rotation keeps norms, so that it may come before the normalisation inside of the operators.
         let [rq, mut rk] = [&q, &k].map(|x| ops::rope(x, self.rope_base, start));
-        let mut g = heads(ops::silu(&self.wg.forward(tape, &x))); // [B, T, H, G]
-        let v = self.wv.forward(tape, &x); // [B, T, E]
+        let mut g = heads(ops::silu(&self.wg.forward_to_hidden(tape, &x))); // [B, T, H, G]
+        let v = self.wv.forward_to_hidden(tape, &x); // [B, T, E]
         let tau = &ops::exp(&tape.param(&self.log_tau));
         // ḡ ⊙ v, [B, T, E]
         let gated = match self.window {

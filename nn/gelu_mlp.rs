@@ -29,6 +29,6 @@ impl GeluMlp {
     /// `[.., D]` to `[.., D]`.
     #[track_caller]
     pub fn forward(&self, tape: &Tape, x: &Var) -> Var {
-        self.w_out.forward(tape, &ops::gelu(&self.w_in.forward(tape, x)))
+        self.w_out.forward(tape, &ops::gelu(&self.w_in.forward_to_hidden(tape, x)))
     }
 }

@@ -29,6 +29,15 @@ impl Linear {
     pub fn forward(&self, tape: &Tape, x: &Var) -> Var {
         ops::linear(x, &tape.param(&self.weight))
     }
+
+    /// The same to the inside of a layer wider than the model, see [`ops::linear_to_hidden`].
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    #[track_caller]
+    pub fn forward_to_hidden(&self, tape: &Tape, x: &Var) -> Var {
+        ops::linear_to_hidden(x, &tape.param(&self.weight))
+    }
 }
 
 /// A table with one row per token, also used as the output head.

@@ -32,7 +32,7 @@ impl SwiGlu {
     /// `[.., D]` to `[.., D]`.
     #[track_caller]
     pub fn forward(&self, tape: &Tape, x: &Var) -> Var {
-        let hidden = ops::swiglu(&self.w_gate.forward(tape, x), &self.w_up.forward(tape, x));
+        let hidden = ops::swiglu(&self.w_gate.forward_to_hidden(tape, x), &self.w_up.forward_to_hidden(tape, x));
         self.w_down.forward(tape, &hidden)
     }
 }

@@ -27,8 +27,8 @@ use std::sync::Arc;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, threads};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Weighting};
-use crate::cast::cast;
+use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
+use crate::cast::{cast, wide};
 use crate::causal_attention::check_shapes;
 use crate::concat::concat;
 use crate::dual_attention::BlockStarts;
@@ -128,7 +128,7 @@ fn with_problem<E: Number, R>([q, k, v]: &[Tensor; 3], sees: &SeenKeys, f: impl 
         keys: k.dim(1),
         q: Rows::new(q),
         k: Rows::new(k),
-        v: Rows::new(v),
+        v: Values::new(v),
         scale: Real::from_f64((q.dim(3).max(1) as f64).powf(-0.5)),
         weighting: Weighting::Softmax,
         sees: match sees {
@@ -176,7 +176,7 @@ impl Backward for AttendedBackward {
         let dout = Rows::<f32>::prepare(&dout);
         let dlse = match dout.dtype() {
             DType::F64 => minus_delta::<f64>(&dout, &self.out),
-            _ => minus_delta::<f32>(&dout, &self.out),
+            _ => minus_delta::<f32>(&wide(&dout), &wide(&self.out)),
         };
         self.dout.replace(Some(dout));
         vec![Some(dlse)]
@@ -207,7 +207,7 @@ impl Backward for LseBackward {
                 let shape = [q.dim(0), q.dim(1), q.dim(2), v.dim(3)];
                 Tensor::zeros(E::DTYPE, &[1, 1, 1, v.dim(3)]).expand(&shape)
             });
-            let (dlse, dout) = (dlse.contiguous(), Rows::new(&dout));
+            let (dlse, dout) = (dlse.contiguous(), Values::new(&dout));
             let (lse, dlse) = (Some(lse.as_slice::<E>()), Some(dlse.as_slice::<E>()));
             let up = Upstream { dout, gate: None, out: None, lse, dlse };
             let [dq, dk, dv, _] = with_problem::<E, _>(&[q, k, v], &sees, |p| attention_tiles::backward(p, &up, needs));

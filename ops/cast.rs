@@ -44,14 +44,21 @@ pub(crate) fn wide(x: &Tensor) -> Tensor {
     x.cast(x.dtype().compute())
 }
 
-/// Runs `f` on inputs of which the BF16 ones are widened to F32, and rounds its result back to BF16 when there were
-/// any: how operators without a BF16 kernel of their own take BF16 operands.
+/// Whether `x` goes with operands of `dtype`: it is the same, or BF16 that is widened to F32 where it is read.
+pub(crate) fn is_stored_for(x: DType, dtype: DType) -> bool {
+    dtype.is_float() && (x == dtype || (x, dtype) == (DType::BF16, DType::F32))
+}
+
+/// Runs `f` on inputs of which, when the first is BF16, such ones are widened to F32, and rounds its result back to BF16
+/// then: how operators without a BF16 kernel of their own take BF16 operands.
 pub(crate) fn widened(inputs: &[&Var], f: impl FnOnce(&[Var]) -> Var) -> Var {
-    let narrow = inputs.iter().any(|x| x.dtype() == DType::BF16);
+    let narrow = inputs.first().is_some_and(|x| x.dtype() == DType::BF16);
+    if !narrow {
+        return f(&inputs.iter().map(|x| (*x).clone()).collect::<Vec<_>>());
+    }
     let wide: Vec<Var> =
         inputs.iter().map(|x| if x.dtype() == DType::BF16 { cast(x, DType::F32) } else { (*x).clone() }).collect();
-    let y = f(&wide);
-    if narrow { cast(&y, DType::BF16) } else { y }
+    cast(&f(&wide), DType::BF16)
 }
 
 pub(crate) fn cases() -> Vec<OpCase> {

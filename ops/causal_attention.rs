@@ -18,8 +18,8 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Weighting};
-use crate::cast::widened;
+use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
+use crate::cast::{is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
 
 /// Which keys a query of [`attention`] sees, and the scale of the scores.
@@ -85,7 +85,7 @@ pub(crate) fn check_shapes(name: &str, q: &Var, k: &Var, value: (&str, &Var), ca
         shapes()
     );
     assert!(
-        q.dtype().is_float() && q.dtype() == k.dtype() && q.dtype() == v.dtype(),
+        q.dtype().is_float() && q.dtype() == k.dtype() && is_stored_for(v.dtype(), q.dtype()),
         "{name}: operands must be of one float dtype, got q {}, k {}, {value_name} {}",
         q.dtype(),
         k.dtype(),
@@ -148,7 +148,7 @@ impl Plan {
             keys: k.dim(1),
             q: Rows::new(q),
             k: Rows::new(k),
-            v: Rows::new(v),
+            v: Values::new(v),
             scale: crate::simd::Real::from_f64(self.scale),
             weighting: Weighting::Softmax,
             sees: if self.causal { Sees::Causal } else { Sees::All },
@@ -181,7 +181,7 @@ impl Backward for AttentionBackward {
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
-            let (out, dout) = (Some(Rows::new(&out)), Rows::new(dout));
+            let (out, dout) = (Some(Values::new(&out)), Values::new(dout));
             let up = Upstream { dout, gate: None, out, lse: Some(lse.as_slice::<E>()), dlse: None };
             let [dq, dk, dv, _] = plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs));
             vec![dq, dk, dv]

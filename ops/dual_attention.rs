@@ -21,7 +21,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Error, Result, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Weighting};
+use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -266,7 +266,7 @@ impl DualAttentionBackward {
             keys: own_keys,
             q: Rows::new(q),
             k: Rows::new(k_self),
-            v: Rows::new(v_self),
+            v: Values::new(v_self),
             scale: Real::from_f64((q.dim(3).max(1) as f64).powf(-0.5)),
             weighting: Weighting::Softmax,
             sees: own_sees,
@@ -278,7 +278,7 @@ impl DualAttentionBackward {
         let context = Problem {
             keys: context_keys,
             k: Rows::new(k_context),
-            v: Rows::new(v_context),
+            v: Values::new(v_context),
             sees: context_sees,
             key_mask: context_mask,
             ..own
@@ -289,9 +289,9 @@ impl DualAttentionBackward {
     fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (out, lse) = (self.out.as_ref().expect("kept"), self.lse.as_ref().expect("of a softmax"));
         let up = Upstream {
-            dout: Rows::new(dout),
+            dout: Values::new(dout),
             gate: None,
-            out: Some(Rows::new(out)),
+            out: Some(Values::new(out)),
             lse: Some(lse.as_slice::<E>()),
             dlse: None,
         };

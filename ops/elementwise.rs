@@ -7,13 +7,13 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
-use crate::simd::{Binary, Real, Unary, map_binary, map_binary_inplace, map_unary, map_unary_inplace};
+use crate::simd::{Binary, Real, Unary, map_binary, map_binary_inplace, map_unary, map_unary_inplace, narrow, widen};
 
 /// Elements of one task.
 pub(crate) const CHUNK: usize = 16 * 1024;
 
 /// Elements of BF16 that are widened at a time: three such blocks of F32 stay in the first-level cache.
-const BLOCK: usize = 1024;
+pub(crate) const BLOCK: usize = 1024;
 
 /// [`threads::parallel_chunks_mut`], compiled once for each type of element and not once for each formula.
 pub(crate) fn in_chunks<T: Send>(out: &mut [T], chunk: usize, cost: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
@@ -81,17 +81,19 @@ pub(crate) fn zip(f: &impl Formula2, x: Tensor, y: &Tensor) -> Tensor {
         DType::F32 => zip_real::<f32>(f, x, y),
         DType::F64 => zip_real::<f64>(f, x, y),
         _ => {
-            let mut out = writable(x);
-            let y = y.contiguous();
-            let y = y.as_slice::<bf16>();
+            let (x, y) = (x.contiguous(), y.contiguous());
+            let (mut out, shared) =
+                if x.is_unique() { (x, None) } else { (Tensor::empty(x.dtype(), x.shape()), Some(x)) };
+            let (shared, y) = (shared.as_ref().map(|x| x.as_slice::<bf16>()), y.as_slice::<bf16>());
             in_chunks(out.as_mut_slice::<bf16>(), CHUNK, CHUNK, &|i, piece| {
                 let (mut a, mut b) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for (x, y) in piece.chunks_mut(BLOCK).zip(y[i * CHUNK..].chunks(BLOCK)) {
-                    let (a, b) = (&mut a[..x.len()], &mut b[..x.len()]);
-                    widen(x, a);
-                    widen(&y[..x.len()], b);
+                for (block, out) in piece.chunks_mut(BLOCK).enumerate() {
+                    let at = i * CHUNK + block * BLOCK..i * CHUNK + block * BLOCK + out.len();
+                    let (a, b) = (&mut a[..out.len()], &mut b[..out.len()]);
+                    widen(shared.map_or(&*out, |x| &x[at.clone()]), a);
+                    widen(&y[at], b);
                     map_binary_inplace(f, a, b);
-                    narrow(a, x);
+                    narrow(a, out);
                 }
             });
             out
@@ -121,14 +123,6 @@ fn zip_real<E: Real + Element>(f: &(impl Binary<E> + Sync), x: Tensor, y: &Tenso
 /// The same elements, contiguous and in storage that nobody else holds.
 pub(crate) fn writable(x: Tensor) -> Tensor {
     if x.is_unique() && x.is_contiguous() { x } else { x.copy() }
-}
-
-fn widen(x: &[bf16], out: &mut [f32]) {
-    out.iter_mut().zip(x).for_each(|(y, x)| *y = f32::from_bits(u32::from(x.to_bits()) << 16));
-}
-
-fn narrow(x: &[f32], out: &mut [bf16]) {
-    out.iter_mut().zip(x).for_each(|(y, &x)| *y = bf16::from_f32(x));
 }
 
 /// What a formula's gradient is computed from.

@@ -22,15 +22,18 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Sees, Upstream, Weighting, with_kept_factors};
+use crate::attention_tiles::{
+    self, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, with_kept_factors,
+};
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
 
-/// `q` `[B, T_q, H, K]`, `k` `[B, T_k, H, K]`, `g` `[B, T_k, H, G]`, `tau` `[H]` above 0, to `[B, T_q, H, G]`. With
-/// `T_q < T_k` queries are the last ones: query `i` sees keys up to `i + T_k - T_q`, as when decoding with a cache.
+/// `q` `[B, T_q, H, K]`, `k` `[B, T_k, H, K]`, `g` `[B, T_k, H, G]`, `tau` `[H]` above 0, to `[B, T_q, H, G]` in the dtype of
+/// `g`, which may be BF16 where the others are F32. With `T_q < T_k` queries are the last ones: query `i` sees keys up to
+/// `i + T_k - T_q`, as when decoding with a cache.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or `T_q > T_k`.
@@ -40,8 +43,8 @@ pub fn gate_aggregate(q: &Var, k: &Var, g: &Var, tau: &Var) -> Var {
     widened(&[q, k, g, tau], |x| run("gate_aggregate", &x[0], &x[1], &x[2], &x[3], None))
 }
 
-/// [`gate_aggregate`] times `v`, elementwise, in the same pass. `v` is `[B, T_q, H, G]` or `[B, T_q, H·G]`, and the
-/// result has its shape.
+/// [`gate_aggregate`] times `v`, elementwise, in the same pass. `v` is `[B, T_q, H, G]` or `[B, T_q, H·G]` in the dtype of
+/// `g`, and the result has its shape.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or `T_q > T_k`.
@@ -50,10 +53,10 @@ pub fn gate_aggregate_mul(q: &Var, k: &Var, g: &Var, tau: &Var, v: &Var) -> Var 
     let [batch, queries, _, heads, _, values] = check("gate_aggregate_mul", q, k, g, tau);
     assert!(
         (v.shape() == [batch, queries, heads, values] || v.shape() == [batch, queries, heads * values])
-            && v.dtype() == q.dtype(),
+            && v.dtype() == g.dtype(),
         "gate_aggregate_mul: v must be [B={batch}, T_q={queries}, H={heads}, G={values}] or with both in one axis, of {}, \
          got {:?} of {}",
-        q.dtype(),
+        g.dtype(),
         v.shape(),
         v.dtype()
     );
@@ -123,7 +126,7 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], narrow: bool, f
         keys: k.dim(1),
         q: Rows::new(&scaled_q),
         k: Rows::new(&unit_k),
-        v: Rows::new(g),
+        v: Values::new(g),
         scale: E::ONE,
         weighting: Weighting::Softmax,
         sees: Sees::Causal,
@@ -140,7 +143,7 @@ fn forward<E: Width>(
     factor: Option<&Tensor>,
     keep: bool,
 ) -> Attended {
-    let factor = factor.map(Rows::new);
+    let factor = factor.map(Values::new);
     with_problem(operands, &tau.to_vec::<E>(), narrow, |p| attention_tiles::forward(p, factor.as_ref(), keep))
 }
 
@@ -180,9 +183,9 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[boo
     let operands = [q, k, g];
     let tau = tau.to_vec::<E>();
     let up = Upstream {
-        dout: Rows::new(&dout_heads),
-        gate: v.as_ref().map(Rows::new),
-        out: Some(Rows::new(&gate)),
+        dout: Values::new(&dout_heads),
+        gate: v.as_ref().map(Values::new),
+        out: Some(Values::new(&gate)),
         lse: Some(lse.as_slice::<E>()),
         dlse: None,
     };

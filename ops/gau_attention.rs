@@ -22,13 +22,16 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, threads};
 
-use crate::attention_tiles::{self, Attended, Number, Problem, Rows, Sees, Upstream, Weighting, with_kept_factors};
-use crate::cast::widened;
+use crate::attention_tiles::{
+    self, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, with_kept_factors,
+};
+use crate::cast::{is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 
-/// `q` `[B, T_q, S]`, `k` `[B, T_k, S]`, `v` `[B, T_k, E]` to `[B, T_q, E]`. With `T_q < T_k` queries are the last ones:
-/// query `i` sees keys up to `i + T_k - T_q`, as when decoding with a cache.
+/// `q` `[B, T_q, S]`, `k` `[B, T_k, S]`, `v` `[B, T_k, E]` to `[B, T_q, E]` in the dtype of `v`, which may be BF16 where the
+/// others are F32. With `T_q < T_k` queries are the last ones: query `i` sees keys up to `i + T_k - T_q`, as when decoding
+/// with a cache.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or `T_q > T_k`.
@@ -38,7 +41,7 @@ pub fn gau_attention(q: &Var, k: &Var, v: &Var) -> Var {
     widened(&[q, k, v], |x| run("gau_attention", &x[0], &x[1], &x[2], None))
 }
 
-/// [`gau_attention`] times `u` `[B, T_q, E]`, elementwise, in the same pass.
+/// [`gau_attention`] times `u` `[B, T_q, E]` in the dtype of `v`, elementwise, in the same pass.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or `T_q > T_k`.
@@ -46,9 +49,9 @@ pub fn gau_attention(q: &Var, k: &Var, v: &Var) -> Var {
 pub fn gau_attention_mul(q: &Var, k: &Var, v: &Var, u: &Var) -> Var {
     let [batch, queries, _, _, values] = check("gau_attention_mul", q, k, v);
     assert!(
-        u.shape() == [batch, queries, values] && u.dtype() == q.dtype(),
+        u.shape() == [batch, queries, values] && u.dtype() == v.dtype(),
         "gau_attention_mul: u must be [B={batch}, T_q={queries}, E={values}] of {}, got {:?} of {}",
-        q.dtype(),
+        v.dtype(),
         u.shape(),
         u.dtype()
     );
@@ -65,7 +68,7 @@ fn check(name: &str, q: &Var, k: &Var, v: &Var) -> [usize; 5] {
         shapes()
     );
     assert!(
-        q.dtype().is_float() && q.dtype() == k.dtype() && q.dtype() == v.dtype(),
+        q.dtype().is_float() && q.dtype() == k.dtype() && is_stored_for(v.dtype(), q.dtype()),
         "{name}: operands must be of one float dtype, got q {}, k {}, v {}",
         q.dtype(),
         k.dtype(),
@@ -170,7 +173,7 @@ impl GauBackward {
             keys: self.k.dim(1),
             q: Rows::new(&q),
             k: Rows::new(&self.k),
-            v: Rows::new(&self.v),
+            v: Values::new(&self.v),
             scale: E::ONE,
             weighting: Weighting::SquaredRelu,
             sees: Sees::Causal,
@@ -182,16 +185,16 @@ impl GauBackward {
     }
 
     fn forward<E: Number>(&self, keep: bool) -> Attended {
-        let u = self.u.as_ref().map(Rows::new);
+        let u = self.u.as_ref().map(Values::new);
         self.with_problem::<E, _>(|p| attention_tiles::forward(p, u.as_ref(), keep))
     }
 
     fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let dout_blocks = by_blocks(dout, self.k.dim(2));
         let up = Upstream {
-            dout: Rows::new(&dout_blocks),
-            gate: self.u.as_ref().map(Rows::new),
-            out: self.out.as_ref().map(Rows::new),
+            dout: Values::new(&dout_blocks),
+            gate: self.u.as_ref().map(Values::new),
+            out: self.out.as_ref().map(Values::new),
             lse: None,
             dlse: None,
         };

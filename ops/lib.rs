@@ -89,7 +89,7 @@ pub use gau_attention::{gau_attention, gau_attention_mul};
 pub use index_select::index_select;
 pub use l2_normalize::l2_normalize;
 pub use layer_norm::layer_norm;
-pub use linear::linear;
+pub use linear::{linear, linear_to_hidden};
 pub use logsumexp::logsumexp;
 pub use matmul::matmul;
 pub use max::max;

@@ -6,23 +6,41 @@
 //! saved and multiplied again: `x` itself is freed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::Tensor;
 use kumiki_tensor::shape::Dims;
+use kumiki_tensor::{DType, Tensor};
 
-use crate::arithmetic::mul;
-use crate::cast::wide;
+use crate::arithmetic::Mul;
+use crate::cast::is_stored_for;
 use crate::count::count;
-use crate::matmul::matrices;
+use crate::elementwise::zip;
+use crate::matmul::stored_matrices;
 use crate::registry::{BenchCase, OpCase};
 
-/// `x` `[.., D_in]` times the transposed `weight` `[D_out, D_in]`: `[.., D_out]`.
+/// `x` `[.., D_in]` times the transposed `weight` `[D_out, D_in]`: `[.., D_out]`, in the weight's dtype.
 ///
 /// # Panics
-/// When the D_in differ, `x` has no axis, `weight` has not two, or dtypes differ or are not floats.
+/// When the D_in differ, `x` has no axis, `weight` has not two, or dtypes are not floats or differ; but an `x` of BF16
+/// goes with a weight of F32, too.
 #[track_caller]
 pub fn linear(x: &Var, weight: &Var) -> Var {
+    project(x, weight, weight.dtype())
+}
+
+/// As [`linear`], to the inside of a layer that is wider than the model: where an operand is [narrow](Var::is_narrow)
+/// the result is stored in BF16, for memory is what such layers wait for.
+///
+/// # Panics
+/// As [`linear`].
+#[track_caller]
+pub fn linear_to_hidden(x: &Var, weight: &Var) -> Var {
+    let halved = (x.is_narrow() || weight.is_narrow()) && weight.dtype() == DType::F32;
+    project(x, weight, if halved { DType::BF16 } else { weight.dtype() })
+}
+
+#[track_caller]
+fn project(x: &Var, weight: &Var, dtype: DType) -> Var {
     assert!(
-        x.dtype() == weight.dtype() && x.dtype().is_float(),
+        is_stored_for(x.dtype(), weight.dtype()),
         "linear: x is {}, weight is {}; both must be of one float dtype",
         x.dtype(),
         weight.dtype()
@@ -39,14 +57,15 @@ pub fn linear(x: &Var, weight: &Var) -> Var {
     count(|c| c.projection += (rows.dim(0) * weight.dim(0) * weight.dim(1)) as u64);
     let shape = [&x.shape()[..x.rank() - 1], &[weight.dim(0)]].concat();
     let narrow = x.is_narrow() || weight.is_narrow();
-    let y = matrices(&wide(&rows), &wide(weight.value()).transpose(0, 1), narrow).reshape(&shape);
-    Var::from_op(y.cast(x.dtype()), &[x, weight], || LinearBackward {
+    let y = stored_matrices(&rows, &weight.value().transpose(0, 1), narrow, dtype).reshape(&shape);
+    Var::from_op(y, &[x, weight], || LinearBackward {
         x: weight.requires_grad().then(|| match x.factors() {
             Some(factors) => Operand::Product(factors.each_ref().map(by_rows)),
             None => Operand::Whole(rows),
         }),
         weight: x.requires_grad().then(|| weight.value().clone()),
         x_shape: Dims::new(x.shape()),
+        dtypes: [x.dtype(), weight.dtype()],
         narrow,
     })
 }
@@ -66,6 +85,8 @@ struct LinearBackward {
     x: Option<Operand>,
     weight: Option<Tensor>,
     x_shape: Dims,
+    /// Of x and of the weight.
+    dtypes: [DType; 2],
     narrow: bool,
 }
 
@@ -82,17 +103,15 @@ impl Backward for LinearBackward {
         x.into_iter().chain(self.weight.iter().map(|w| ("weight", w))).collect()
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
-        let dtype = dout.dtype();
-        let dout = wide(&by_rows(&dout));
+        let (dout, narrow, [x_dtype, weight_dtype]) = (by_rows(&dout), self.narrow, self.dtypes);
         // The other operand was saved where this one's gradient is needed.
-        let dx =
-            self.weight.map(|weight| matrices(&dout, &wide(&weight), self.narrow).reshape(&self.x_shape).cast(dtype));
+        let dx = self.weight.map(|weight| stored_matrices(&dout, &weight, narrow, x_dtype).reshape(&self.x_shape));
         let dweight = self.x.map(|x| {
             let x = match x {
-                Operand::Whole(x) => wide(&x),
-                Operand::Product([a, b]) => mul(&Var::constant(a), &Var::constant(b)).into_value(),
+                Operand::Whole(x) => x,
+                Operand::Product([a, b]) => zip(&Mul, a, &b),
             };
-            matrices(&dout.transpose(0, 1), &x, self.narrow).cast(dtype)
+            stored_matrices(&dout.transpose(0, 1), &x, narrow, weight_dtype)
         });
         vec![dx, dweight]
     }

@@ -10,10 +10,10 @@
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::shape::{Dims, Offsets, broadcast};
-use kumiki_tensor::{Element, Tensor, dispatch_real};
+use kumiki_tensor::{DType, Element, Tensor, dispatch_real};
 
 use crate::cast::wide;
-use crate::gemm::{BatchAxis, Factor, MatMut, MatRef, gemm_batched};
+use crate::gemm::{BatchAxis, Factor, MatMut, MatRef, Operand, Output, gemm_batched, gemm_bf16};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::{squeeze, unsqueeze};
@@ -125,6 +125,26 @@ pub(crate) fn matrices(a: &Tensor, b: &Tensor, narrow: bool) -> Tensor {
     let mut out = Tensor::empty(a.dtype(), &[a.dim(0), b.dim(1)]);
     product_into(&mut out, a, b, narrow, false);
     out
+}
+
+/// As [`matrices`] of operands that may be stored in BF16, written as `dtype`: BF16 or what is computed in.
+pub(crate) fn stored_matrices(a: &Tensor, b: &Tensor, narrow: bool, dtype: DType) -> Tensor {
+    if !narrow || dtype == DType::F64 {
+        return matrices(&wide(a), &wide(b), false).cast(dtype);
+    }
+    let (m, n) = (a.dim(0), b.dim(1));
+    let mut out = Tensor::empty(dtype, &[m, n]);
+    let c = match dtype {
+        DType::BF16 => Output::BF16(MatMut::new(out.as_mut_slice(), m, n)),
+        _ => Output::F32(MatMut::new(out.as_mut_slice(), m, n)),
+    };
+    gemm_bf16(operand(a), operand(b), c, false);
+    out
+}
+
+/// A matrix of F32 or BF16.
+fn operand(x: &Tensor) -> Operand<'_> {
+    if x.dtype() == DType::BF16 { Operand::BF16(matrix(x)) } else { Operand::F32(matrix(x)) }
 }
 
 /// Adds the same to `sum`.

@@ -7,12 +7,12 @@
 //! Source: Shazeer, GLU Variants Improve Transformer, 2020.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
-use crate::cast::widened;
+use crate::elementwise::{BLOCK, writable, zip};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
-use crate::simd::{Binary, Kernel, Lanes, Real, map_binary};
+use crate::simd::{Binary, Kernel, Lanes, Real, narrow, widen};
 
 const CHUNK: usize = 8 * 1024;
 
@@ -30,18 +30,8 @@ pub fn swiglu(gate: &Var, up: &Var) -> Var {
         up.dtype(),
         up.shape()
     );
-    if gate.dtype() == DType::BF16 {
-        return widened(&[gate, up], |v| swiglu(&v[0], &v[1]));
-    }
+    let y = zip(&Gated, gate.value().clone(), up.value());
     let (a, b) = (gate.value().contiguous(), up.value().contiguous());
-    let mut y = Tensor::empty(gate.dtype(), gate.shape());
-    dispatch_real!("swiglu", gate.dtype(), E => {
-        let (a, b) = (a.as_slice::<E>(), b.as_slice::<E>());
-        threads::parallel_chunks_mut(y.as_mut_slice::<E>(), CHUNK, 4 * CHUNK, |i, y| {
-            let at = i * CHUNK..i * CHUNK + y.len();
-            map_binary(&Gated, &a[at.clone()], &b[at], y);
-        });
-    });
     Var::from_op(y, &[gate, up], || SwigluBackward { gate: a, up: b })
 }
 
@@ -58,22 +48,52 @@ impl Backward for SwigluBackward {
         vec![("gate", &self.gate), ("up", &self.up)]
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let mut dup = dout; // overwritten in place unless somebody else holds it
+        let mut dup = writable(dout); // overwritten in place unless somebody else holds it
         let mut dgate = Tensor::empty(dup.dtype(), dup.shape());
-        dispatch_real!("swiglu", dup.dtype(), E => {
-            let (gate, up) = (self.gate.as_slice::<E>(), self.up.as_slice::<E>());
-            threads::parallel_chunks2_mut(
-                (dup.make_mut::<E>(), CHUNK),
-                (dgate.as_mut_slice::<E>(), CHUNK),
-                4 * CHUNK,
-                |i, dup, dgate| {
-                    let at = i * CHUNK..i * CHUNK + dup.len();
-                    E::dispatch(Gradients { gate: &gate[at.clone()], up: &up[at], dup, dgate });
-                },
-            );
-        });
+        match dup.dtype() {
+            DType::F32 => gradients::<f32>(&self, &mut dup, &mut dgate, run),
+            DType::F64 => gradients::<f64>(&self, &mut dup, &mut dgate, run),
+            _ => gradients::<bf16>(&self, &mut dup, &mut dgate, run_widened),
+        }
         // Both come out of the same sigmoid and the same pass; the one that is not needed costs one write.
         vec![needs[0].then_some(dgate), needs[1].then_some(dup)]
+    }
+}
+
+/// Runs `f` on pieces of gate, up, dup (which holds dout before) and dgate.
+fn gradients<E: Element>(
+    saved: &SwigluBackward,
+    dup: &mut Tensor,
+    dgate: &mut Tensor,
+    f: fn(&[E], &[E], &mut [E], &mut [E]),
+) {
+    let (gate, up) = (saved.gate.as_slice::<E>(), saved.up.as_slice::<E>());
+    threads::parallel_chunks2_mut(
+        (dup.as_mut_slice::<E>(), CHUNK),
+        (dgate.as_mut_slice::<E>(), CHUNK),
+        4 * CHUNK,
+        |i, dup, dgate| {
+            let at = i * CHUNK..i * CHUNK + dup.len();
+            f(&gate[at.clone()], &up[at], dup, dgate);
+        },
+    );
+}
+
+fn run<E: Real>(gate: &[E], up: &[E], dup: &mut [E], dgate: &mut [E]) {
+    E::dispatch(Gradients { gate, up, dup, dgate });
+}
+
+fn run_widened(gate: &[bf16], up: &[bf16], dup: &mut [bf16], dgate: &mut [bf16]) {
+    let mut wide = [[0f32; BLOCK]; 4];
+    for i in (0..gate.len()).step_by(BLOCK) {
+        let at = i..gate.len().min(i + BLOCK);
+        let [g, u, du, dg] = wide.each_mut().map(|block| &mut block[..at.len()]);
+        for (from, to) in [(&gate[at.clone()], &mut *g), (&up[at.clone()], u), (&dup[at.clone()], du)] {
+            widen(from, to);
+        }
+        run(g, u, du, dg);
+        narrow(du, &mut dup[at.clone()]);
+        narrow(dg, &mut dgate[at]);
     }
 }
 

@@ -19,10 +19,11 @@ use kumiki_tensor::{Tensor, threads};
 use super::softmax::SoftmaxGradient;
 use super::turns::Turns;
 use super::{
-    KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredReluGradient, Tile, TransposeRows, Weighting,
-    leading, tile_queries,
+    KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredReluGradient, Tile, TransposeRows, Values,
+    Weighting, leading, tile_queries,
 };
-use crate::simd;
+use crate::arithmetic::Mul;
+use crate::simd::{self, map_binary};
 
 /// Pieces of the keys of a head, at most, but for those that lie in two sets or, where there are blocks, hold too much.
 const MOST_PIECES: usize = 4;
@@ -35,11 +36,11 @@ const ENOUGH_TASKS: usize = 32;
 /// The gradient that arrives, and what the forward pass has left.
 pub(crate) struct Upstream<'a, E> {
     /// `[B, T_q, H, G]`.
-    pub dout: Rows<'a, E>,
+    pub dout: Values<'a, E>,
     /// What the attention was multiplied with: the gradient of its output is `dout ⊙ gate`.
-    pub gate: Option<Rows<'a, E>>,
+    pub gate: Option<Values<'a, E>>,
     /// The output of the attention, before the gate; for softmax, or when there is a gate.
-    pub out: Option<Rows<'a, E>>,
+    pub out: Option<Values<'a, E>>,
     /// `[B, H, T_q]`; for softmax.
     pub lse: Option<&'a [E]>,
     /// `[B, T_q, H]`: what `-delta` is, with all else that arrives at `lse`, where there is no `out` to form it from.
@@ -66,17 +67,17 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
 ) -> OverSets<N> {
     let p = &sets[0];
     let heads = p.batch * p.heads;
-    let tensor = |need: bool, time, width| need.then(|| Tensor::empty(E::DTYPE, &[p.batch, time, p.heads, width]));
-    let mut dq = tensor(need_q, p.queries, p.k.width);
-    let mut dgate = tensor(need_gate, p.queries, p.v.width);
+    let tensor = |need: bool, dtype, time, width| need.then(|| Tensor::empty(dtype, &[p.batch, time, p.heads, width]));
+    let mut dq = tensor(need_q, E::DTYPE, p.queries, p.k.width);
+    let mut dgate = up.gate.and_then(|gate| tensor(need_gate, gate.dtype(), p.queries, p.v.width()));
     let mut of_sets: [_; N] = std::array::from_fn(|n| {
         let (p, [need_k, need_v]) = (&sets[n], needs[n]);
-        [tensor(need_k, p.keys, p.k.width), tensor(need_v, p.keys, p.v.width)]
+        [tensor(need_k, E::DTYPE, p.keys, p.k.width), tensor(need_v, p.v.dtype(), p.keys, p.v.width())]
     });
-    fn shared<E: Number>(t: &mut Option<Tensor>) -> Option<SharedRows<'_, E>> {
-        t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>()))
+    fn shared<E: Number>(t: &mut Option<Tensor>) -> Option<SharedValues<'_, E>> {
+        t.as_mut().map(SharedValues::new)
     }
-    let size = tile_queries::<E>(p.queries, 2 * (KEYS + leading::<E>(p.k.width) + leading::<E>(p.v.width)));
+    let size = tile_queries::<E>(p.queries, 2 * (KEYS + leading::<E>(p.k.width) + leading::<E>(p.v.width())));
     let tiles: Vec<_> = (0..p.batch).map(|batch| p.tiles(batch, size)).collect();
     let size = tiles.iter().flatten().map(Range::len).max().unwrap_or(0);
     let pass = Pass {
@@ -86,11 +87,11 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
         size,
         turns: Turns::new(heads, tiles.iter().map(Vec::len).max().unwrap_or(0)),
         tiles,
-        dq: shared(&mut dq),
+        dq: dq.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         of_sets: of_sets.each_mut().map(|set| set.each_mut().map(shared)),
         dgate: shared(&mut dgate),
     };
-    let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width);
+    let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
     let next = AtomicUsize::new(0);
     threads::parallel_for(heads * pass.pieces.len(), cost, |_| {
         // In this order whatever thread comes first: a piece waits for earlier ones only, which have begun then.
@@ -125,7 +126,7 @@ fn pieces<E: Number>(sets: &[Problem<E>]) -> Vec<Piece> {
         };
         (0..p.batch).map(of).sum()
     };
-    let key_bytes = 2 * (leading::<E>(p.k.width) + leading::<E>(p.v.width)) * size_of::<E>();
+    let key_bytes = 2 * (leading::<E>(p.k.width) + leading::<E>(p.v.width())) * size_of::<E>();
     let held = match p.sees {
         Sees::OwnBlock(_) | Sees::EarlierBlocks(_) => (HELD_BYTES / key_bytes / KEYS).max(1),
         Sees::All | Sees::Causal => usize::MAX,
@@ -180,6 +181,9 @@ struct Buffers<'a, E> {
     weights: &'a mut [E],
     slopes: &'a mut [E],
     dq: &'a mut [E],
+    /// One row of the output, and of its product with what arrives.
+    out: &'a mut [E],
+    product: &'a mut [E],
     /// Keys and values of the piece, and their gradients.
     k: &'a mut [E],
     v: &'a mut [E],
@@ -198,8 +202,8 @@ struct Pass<'a, E, const N: usize> {
     tiles: Vec<Vec<Range<usize>>>,
     turns: Turns,
     dq: Option<SharedRows<'a, E>>,
-    of_sets: [[Option<SharedRows<'a, E>>; 2]; N],
-    dgate: Option<SharedRows<'a, E>>,
+    of_sets: [[Option<SharedValues<'a, E>>; 2]; N],
+    dgate: Option<SharedValues<'a, E>>,
 }
 
 impl<E: Number, const N: usize> Pass<'_, E, N> {
@@ -218,7 +222,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
     fn piece(&self, piece: usize, (batch, head): (usize, usize)) {
         let Piece { set, keys: range } = &self.pieces[piece];
         let (p, [dk_out, dv_out]) = (&self.sets[*set], &self.of_sets[*set]);
-        let (width, values) = (p.k.width, p.v.width);
+        let (width, values) = (p.k.width, p.v.width());
         let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
         let (size, stride, keys) = (self.size, leading::<E>(self.size), KEYS.min(range.len()));
         let sizes = [
@@ -231,19 +235,22 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
             keys * stride,
             keys * stride,
             size * k_stride,
+            v_stride,
+            v_stride,
             range.len() * k_stride,
             range.len() * v_stride,
             range.len() * k_stride,
             range.len() * v_stride,
         ];
         let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-        let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv] = scratch.parts::<E, 13>(sizes);
+        let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, out, product, k, v, dk, dv] =
+            scratch.parts::<E, 15>(sizes);
         dk.fill(E::ZERO);
         dv.fill(E::ZERO);
-        p.copy_keys(&p.k, (batch, head), range.clone(), k, k_stride);
+        p.copy_keys(&Values::Same(p.k), (batch, head), range.clone(), k, k_stride);
         p.copy_keys(&p.v, (batch, head), range.clone(), v, v_stride);
-        let needs = [&self.dq, dk_out, dv_out].map(Option::is_some);
-        let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
+        let needs = [self.dq.is_some(), dk_out.is_some(), dv_out.is_some()];
+        let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, out, product, k, v, dk, dv };
 
         for (n, queries) in self.tiles[batch].iter().enumerate() {
             let Some(seen) = self.seen(piece, batch, queries) else { continue };
@@ -283,8 +290,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
             let Some(out) = out else { continue };
             for (row, j) in rows.chunks_exact(stride).zip(range.clone()) {
                 // SAFETY: this task alone has this head and these keys.
-                let out = unsafe { out.row_mut((batch * p.keys + j) * p.heads + head, width) };
-                out.copy_from_slice(&row[..width]);
+                unsafe { out.write((batch * p.keys + j) * p.heads + head, &row[..width]) };
             }
         }
     }
@@ -297,9 +303,9 @@ impl<E: Number> Buffers<'_, E> {
         p: &Problem<E>,
         up: &Upstream<E>,
         Tile { batch, head, i, queries, stride, .. }: Tile,
-        dgate: Option<&SharedRows<E>>,
+        dgate: Option<&SharedValues<E>>,
     ) {
-        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
+        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width()));
         p.q.copy(batch, i, head, queries, self.q, k_stride);
         self.q.iter_mut().for_each(|x| *x *= p.scale);
         let transpose = |from: &[E], step: usize, width: usize, out: &mut [E]| {
@@ -308,24 +314,29 @@ impl<E: Number> Buffers<'_, E> {
         transpose(self.q, k_stride, p.k.width, self.q_t);
         up.dout.copy(batch, i, head, queries, self.dout, v_stride);
         for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
-            let (dout, out) = (&mut dout[..p.v.width], up.out.map(|out| out.row(batch, i + c, head)));
-            if let (Some(dgate), Some(out)) = (dgate, out) {
+            let (dout, at) = (&mut dout[..p.v.width()], (batch, i + c, head));
+            if let Some(out) = &up.out {
+                out.read(at, &mut self.out[..p.v.width()]);
+            }
+            let out = &self.out[..p.v.width()];
+            if let Some(dgate) = dgate {
+                let product = &mut self.product[..p.v.width()];
+                map_binary(&Mul, dout, out, product);
                 // SAFETY: the task of this head's last piece alone has these queries.
-                let dgate = unsafe { dgate.row_mut((batch * p.queries + i + c) * p.heads + head, p.v.width) };
-                dgate.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
+                unsafe { dgate.write((batch * p.queries + i + c) * p.heads + head, product) };
             }
             if let Some(gate) = &up.gate {
-                dout.iter_mut().zip(gate.row(batch, i + c, head)).for_each(|(y, &g)| *y *= g);
+                gate.multiply(at, dout);
             }
-            match (p.weighting, out, up.dlse) {
-                (Weighting::Softmax, _, Some(dlse)) => {
+            match (p.weighting, up.dlse) {
+                (Weighting::Softmax, Some(dlse)) => {
                     self.delta[c] = E::ZERO - dlse[(batch * p.queries + i + c) * p.heads + head];
                 }
-                (Weighting::Softmax, Some(out), None) => self.delta[c] = simd::dot(dout, out),
+                (Weighting::Softmax, None) => self.delta[c] = simd::dot(dout, out),
                 _ => {}
             }
         }
-        transpose(self.dout, v_stride, p.v.width, self.dout_t);
+        transpose(self.dout, v_stride, p.v.width(), self.dout_t);
         if let Some(lse) = up.lse {
             self.lse[..queries].copy_from_slice(&lse[(batch * p.heads + head) * p.queries + i..][..queries]);
             self.lse[queries..].fill(E::ZERO);
@@ -340,12 +351,12 @@ impl<E: Number> Buffers<'_, E> {
             return;
         }
         let Tile { queries, keys, stride, diagonal, .. } = tile;
-        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width));
+        let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width()));
         let need_slopes = need_q || need_k;
         let (k, v) = (&self.k[at * k_stride..], &self.v[at * v_stride..]);
         p.scores((k, k_stride), tile, self.q_t, self.weights);
         if need_slopes {
-            tile.transposed_product((v, v_stride), p.v.width, self.dout_t, self.slopes);
+            tile.transposed_product((v, v_stride), p.v.width(), self.dout_t, self.slopes);
         }
         let (scores, slopes) = (&mut *self.weights, need_slopes.then_some(&mut *self.slopes));
         match p.weighting {
@@ -356,7 +367,7 @@ impl<E: Number> Buffers<'_, E> {
             Weighting::SquaredRelu => SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run(),
         }
         if need_v {
-            tile.over_queries(self.weights, (self.dout, v_stride), p.v.width, &mut self.dv[at * v_stride..]);
+            tile.over_queries(self.weights, (self.dout, v_stride), p.v.width(), &mut self.dv[at * v_stride..]);
         }
         if need_k {
             tile.over_queries(self.slopes, (self.q, k_stride), p.k.width, &mut self.dk[at * k_stride..]);

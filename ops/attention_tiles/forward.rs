@@ -6,8 +6,8 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
 use super::{
-    KEYS, Number, Problem, Rows, Scratch, Sees, SharedRows, SquaredRelu, Tile, TransposeRows, Weighting, leading,
-    single, tile_queries,
+    KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredRelu, Tile, TransposeRows, Values,
+    Weighting, leading, scale, single, tile_queries,
 };
 use crate::count::count;
 
@@ -23,37 +23,38 @@ pub(crate) struct Attended {
 }
 
 /// Attention, and its product with `gate` `[B, T_q, H, G]` if there is one; `keep` says whether `out` is wanted then.
-pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Rows<E>>, keep: bool) -> Attended {
+pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Values<E>>, keep: bool) -> Attended {
     forward_over(std::slice::from_ref(p), gate, keep)
 }
 
 /// As [`forward`] with one softmax over several sets of keys: problems of the same queries, weighting, and blocks if there
 /// are any.
-pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Rows<E>>, keep: bool) -> Attended {
+pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Values<E>>, keep: bool) -> Attended {
     let p = &sets[0];
-    count(|c| c.pair += sets.iter().map(|p| (p.pairs() * (p.k.width + p.v.width)) as u64).sum::<u64>());
-    let shape = [p.batch, p.queries, p.heads, p.v.width];
-    let mut out = (keep || gate.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
-    let mut gated = gate.map(|_| Tensor::empty(E::DTYPE, &shape));
+    count(|c| c.pair += sets.iter().map(|p| (p.pairs() * (p.k.width + p.v.width())) as u64).sum::<u64>());
+    let shape = [p.batch, p.queries, p.heads, p.v.width()];
+    let mut out = (keep || gate.is_none()).then(|| Tensor::empty(p.v.dtype(), &shape));
+    let mut gated = gate.map(|gate| Tensor::empty(gate.dtype(), &shape));
     let mut lse = (p.weighting == Weighting::Softmax).then(|| Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.queries]));
     // With one key the backward must find a weight of exactly 1, from a score that is rounded alike.
     let sees_all = sets.iter().all(|p| matches!(p.sees, Sees::All | Sees::Causal) && p.pair_mask.is_none());
-    if p.queries == 1 && sees_all && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
+    let as_computed = sets.iter().map(|p| &p.v).chain(gate).all(|values| values.dtype() == E::DTYPE);
+    if p.queries == 1 && sees_all && as_computed && sets.iter().map(|p| p.keys).sum::<usize>() > 1 {
         let outputs = [&mut out, &mut gated, &mut lse].map(|t| t.as_mut().map(|t| t.as_mut_slice::<E>()));
         single::forward(sets, gate, outputs);
         return Attended { out, gated, lse };
     }
-    let size = tile_queries::<E>(p.queries, KEYS + leading::<E>(p.v.width));
+    let size = tile_queries::<E>(p.queries, KEYS + leading::<E>(p.v.width()));
     let of_batch: Vec<_> = (0..p.batch).map(|batch| p.tiles(batch, size)).collect();
     let tasks: Vec<_> = (0..p.batch * p.heads)
         .flat_map(|head| of_batch[head / p.heads].iter().map(move |tile| (head, tile.clone())))
         .collect();
     let outputs = Outputs {
-        out: out.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
-        gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        out: out.as_mut().map(SharedValues::new),
+        gated: gated.as_mut().map(SharedValues::new),
         lse: lse.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
     };
-    let cost = size * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width);
+    let cost = size * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
     threads::parallel_for(tasks.len(), cost, |task| {
         let (head, tile) = &tasks[task];
         query_tile(sets, gate, (head / p.heads, head % p.heads), tile.clone(), &outputs);
@@ -62,20 +63,20 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Rows<E>
 }
 
 struct Outputs<'a, E> {
-    out: Option<SharedRows<'a, E>>,
-    gated: Option<SharedRows<'a, E>>,
+    out: Option<SharedValues<'a, E>>,
+    gated: Option<SharedValues<'a, E>>,
     lse: Option<SharedRows<'a, E>>,
 }
 
 fn query_tile<E: Number>(
     sets: &[Problem<E>],
-    gate: Option<&Rows<E>>,
+    gate: Option<&Values<E>>,
     (batch, head): (usize, usize),
     range: Range<usize>,
     outputs: &Outputs<E>,
 ) {
     let (p, i, queries) = (&sets[0], range.start, range.len());
-    let (stride, v_stride) = (leading::<E>(queries), leading::<E>(p.v.width));
+    let (stride, v_stride) = (leading::<E>(queries), leading::<E>(p.v.width()));
     let key_rows = KEYS.min(sets.iter().map(|p| p.keys).max().unwrap_or(0));
     let sizes =
         [p.k.width * stride, key_rows * stride, key_rows * v_stride, queries * v_stride, stride, stride, stride];
@@ -114,7 +115,7 @@ fn query_tile<E: Number>(
             }
         }
         p.copy_keys(&p.v, (batch, head), j..j + keys, v, v_stride);
-        tile.over_keys(scores, (v, v_stride), p.v.width, acc, started);
+        tile.over_keys(scores, (v, v_stride), p.v.width(), acc, started);
         started = true;
     }
     if !started {
@@ -128,18 +129,17 @@ fn query_tile<E: Number>(
             Weighting::Softmax => E::ZERO,
             Weighting::SquaredRelu => E::ONE,
         };
-        let row = &acc[c * v_stride..][..p.v.width];
+        let row = &mut acc[c * v_stride..][..p.v.width()];
         let at = (batch * p.queries + i + c) * p.heads + head;
+        scale(row, inverse);
         if let Some(out) = &outputs.out {
             // SAFETY: this task alone has this head and these queries.
-            let out = unsafe { out.row_mut(at, p.v.width) };
-            out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * inverse);
+            unsafe { out.write(at, row) };
         }
         if let (Some(gated), Some(gate)) = (&outputs.gated, gate) {
+            gate.multiply((batch, i + c, head), row);
             // SAFETY: as above.
-            let gated = unsafe { gated.row_mut(at, p.v.width) };
-            let gate = gate.row(batch, i + c, head);
-            gated.iter_mut().zip(row.iter().zip(gate)).for_each(|(y, (&x, &g))| *y = x * inverse * g);
+            unsafe { gated.write(at, row) };
         }
         if let Some(lse) = &outputs.lse {
             // SAFETY: as above.

@@ -20,6 +20,7 @@ mod single;
 mod softmax;
 mod squared_relu;
 mod turns;
+mod values;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
 pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
+pub(crate) use values::{SharedValues, Values, scale};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.
 pub(crate) const KEYS: usize = 96;
@@ -62,7 +64,7 @@ pub(crate) struct Rows<'a, E> {
     pub width: usize,
 }
 
-impl<'a, E: Number> Rows<'a, E> {
+impl<'a, E: Element> Rows<'a, E> {
     /// The rows of `x`, which must have passed through [`Rows::prepare`].
     pub fn new(x: &'a Tensor) -> Rows<'a, E> {
         let s = x.strides();
@@ -88,7 +90,9 @@ impl<'a, E: Number> Rows<'a, E> {
     pub fn time_stride(&self) -> usize {
         self.strides[1]
     }
+}
 
+impl<E: Number> Rows<'_, E> {
     /// Copies `count` rows of a head to rows of `stride` elements.
     pub fn copy(&self, batch: usize, time: usize, head: usize, count: usize, out: &mut [E], stride: usize) {
         if self.width > 0 && count > 0 {
@@ -131,7 +135,7 @@ pub(crate) struct Problem<'a, E> {
     /// `[B, T_k, H, K]`.
     pub k: Rows<'a, E>,
     /// `[B, T_k, H, G]`.
-    pub v: Rows<'a, E>,
+    pub v: Values<'a, E>,
     pub scale: E,
     pub weighting: Weighting,
     pub sees: Sees<'a>,
@@ -216,7 +220,7 @@ impl<E: Number> Problem<'_, E> {
     /// multiplied with 0, for it may be NaN.
     fn copy_keys(
         &self,
-        rows: &Rows<E>,
+        rows: &Values<E>,
         (batch, head): (usize, usize),
         keys: Range<usize>,
         out: &mut [E],

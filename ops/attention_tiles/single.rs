@@ -4,22 +4,22 @@
 
 use kumiki_tensor::threads;
 
-use super::{Number, Problem, Rows, Weighting};
+use super::{Number, Problem, Values, Weighting};
 use crate::simd::{self, add_weighted_rows, row_dots};
 
 /// Keys of a task.
 const PART: usize = 1024;
 
-/// Fills `out`, `gated` and `lse` as far as they are asked for. The query sees all keys of all sets that are not masked.
+/// Fills `out`, `gated` and `lse` as far as they are asked for. Values and gates are stored as they are computed with. The query sees all keys of all sets that are not masked.
 pub(super) fn forward<E: Number>(
     sets: &[Problem<E>],
-    gate: Option<&Rows<E>>,
+    gate: Option<&Values<E>>,
     [mut out, mut gated, mut lse]: [Option<&mut [E]>; 3],
 ) {
     let p = &sets[0];
     let of_head: Vec<(&Problem<E>, usize)> =
         sets.iter().flat_map(|p| (0..p.keys).step_by(PART).map(move |j| (p, j))).collect();
-    let (values, parts) = (p.v.width, of_head.len());
+    let (values, parts) = (p.v.width(), of_head.len());
     // Of each part: the sums of weighted values, of weights, and the shift under which they are.
     let width = values + 2;
     let mut sums = vec![E::ZERO; p.batch * p.heads * parts * width];
@@ -52,9 +52,8 @@ pub(super) fn forward<E: Number>(
             out[head * values..][..values].copy_from_slice(&row);
         }
         if let (Some(gated), Some(gate)) = (&mut gated, gate) {
-            let gate = gate.row(head / p.heads, 0, head % p.heads);
-            let gated = &mut gated[head * values..][..values];
-            gated.iter_mut().zip(row.iter().zip(gate)).for_each(|(y, (&x, &g))| *y = x * g);
+            gate.multiply((head / p.heads, 0, head % p.heads), &mut row);
+            gated[head * values..][..values].copy_from_slice(&row);
         }
         if let Some(lse) = &mut lse {
             lse[head] = if seen { shift + total.ln() } else { E::INFINITY };
@@ -73,7 +72,8 @@ fn key_part<E: Number>(p: &Problem<E>, (batch, head): (usize, usize), j: usize, 
     if let Some(mask) = mask {
         weights.iter_mut().zip(mask).filter(|(_, seen)| !**seen).for_each(|(s, _)| *s = E::NEG_INFINITY);
     }
-    let (acc, rest) = sums.split_at_mut(p.v.width);
+    let Values::Same(values) = &p.v else { unreachable!("asked for values as computed with") };
+    let (acc, rest) = sums.split_at_mut(p.v.width());
     match p.weighting {
         Weighting::Softmax => {
             let shift = p.bounds[head].unwrap_or_else(|| simd::max(weights));
@@ -90,7 +90,7 @@ fn key_part<E: Number>(p: &Problem<E>, (batch, head): (usize, usize), j: usize, 
     while r < keys {
         let seen = |r: usize| mask.is_none_or(|mask| mask[r]);
         let run = (r..keys).take_while(|&r| seen(r)).count();
-        add_weighted_rows(acc, &weights[r..r + run], p.v.from(batch, j + r, head), p.v.time_stride());
+        add_weighted_rows(acc, &weights[r..r + run], values.from(batch, j + r, head), values.time_stride());
         r += run + 1;
     }
 }

@@ -6,15 +6,16 @@ use kumiki_tensor::{Tensor, threads};
 use super::forward::{scaled_rows, transposed_queries};
 use super::{Problem, inverse};
 use crate::attention_tiles::{
-    Band, Number, Rows, Scratch, SharedRows, SquaredReluGradient, Tile, TileProduct, TransposeRows, leading,
+    Band, Number, Scratch, SharedRows, SharedValues, SquaredReluGradient, Tile, TileProduct, TransposeRows, Values,
+    leading,
 };
 
 /// The gradient that arrives, and what the forward pass has left; by blocks.
 pub(super) struct Upstream<'a, E> {
-    pub dout: Rows<'a, E>,
-    pub u: Option<Rows<'a, E>>,
+    pub dout: Values<'a, E>,
+    pub u: Option<Values<'a, E>>,
     /// ō, where there is `u`.
-    pub out: Option<Rows<'a, E>>,
+    pub out: Option<Values<'a, E>>,
 }
 
 /// By blocks: what operands that all blocks share get from each.
@@ -31,16 +32,17 @@ pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients
     let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.blocks, width]);
     let (mut dq, mut dk) = (tensor(p.q.width), tensor(p.q.width));
     let (mut dlinear_q, mut dlinear_k) = (tensor(p.linear_q.width), tensor(p.linear_q.width));
-    let (mut dv, mut du) = (tensor(p.v.width), up.u.map(|_| tensor(p.v.width)));
+    let values = |dtype| Tensor::empty(dtype, &[p.batch, p.time, p.blocks, p.v.width()]);
+    let (mut dv, mut du) = (values(p.v.dtype()), up.u.map(|u| values(u.dtype())));
     let outputs = Outputs {
         dq: SharedRows::new(dq.as_mut_slice::<E>()),
         dk: SharedRows::new(dk.as_mut_slice::<E>()),
         dlinear_q: SharedRows::new(dlinear_q.as_mut_slice::<E>()),
         dlinear_k: SharedRows::new(dlinear_k.as_mut_slice::<E>()),
-        dv: SharedRows::new(dv.as_mut_slice::<E>()),
-        du: du.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        dv: SharedValues::new(&mut dv),
+        du: du.as_mut().map(SharedValues::new),
     };
-    let cost = 3 * p.time * (p.chunk * (p.q.width + p.v.width) + 2 * p.linear_q.width * p.v.width);
+    let cost = 3 * p.time * (p.chunk * (p.q.width + p.v.width()) + 2 * p.linear_q.width * p.v.width());
     threads::parallel_for(p.batch * p.blocks, cost, |task| {
         let at = (task / p.blocks, task % p.blocks);
         left_to_right(p, up, at, &outputs);
@@ -54,8 +56,8 @@ struct Outputs<'a, E> {
     dk: SharedRows<'a, E>,
     dlinear_q: SharedRows<'a, E>,
     dlinear_k: SharedRows<'a, E>,
-    dv: SharedRows<'a, E>,
-    du: Option<SharedRows<'a, E>>,
+    dv: SharedValues<'a, E>,
+    du: Option<SharedValues<'a, E>>,
 }
 
 /// Copies `count` rows, times `factor`, to those of an output from time `i` on.
@@ -85,15 +87,16 @@ fn gated_rows<E: Number>(
     up.dout.copy(batch, i, head, count, out, stride);
     if let Some(u) = &up.u {
         for (c, row) in out.chunks_exact_mut(stride).take(count).enumerate() {
-            row.iter_mut().zip(u.row(batch, i + c, head)).for_each(|(d, &u)| *d *= u);
+            u.multiply((batch, i + c, head), &mut row[..u.width()]);
         }
     }
 }
 
 /// `dl_i = Z dō_i / n_i`, with `Z` transposed.
 fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (usize, usize), out: &Outputs<E>) {
-    let (size, values, features) = (p.tile(), p.v.width, p.linear_q.width);
+    let (size, values, features) = (p.tile(), p.v.width(), p.linear_q.width);
     let (v_stride, l_stride) = (leading::<E>(values), leading::<E>(features));
+    // Rows of `dō`, then of values.
     let sizes = [size * v_stride, size * l_stride, values * l_stride];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
     let [d, rows, state] = scratch.parts::<E, 3>(sizes);
@@ -123,12 +126,13 @@ fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (us
         for j in (start..end).step_by(size).take_while(|_| end < p.time) {
             let count = size.min(end - j);
             p.linear_k.copy(batch, j, head, count, rows, l_stride);
+            p.v.copy(batch, j, head, count, d, v_stride);
             TileProduct {
                 rows: values,
                 depth: count,
                 columns: features,
-                a: p.v.from(batch, j, head),
-                a_strides: (1, p.v.time_stride()),
+                a: d,
+                a_strides: (1, v_stride),
                 b: rows,
                 b_stride: l_stride,
                 c: state,
@@ -160,6 +164,8 @@ struct Buffers<'a, E> {
     dlinear_k: &'a mut [E],
     y: &'a mut [E],
     y_t: &'a mut [E],
+    /// A row of what arrives times ō.
+    product: &'a mut [E],
     s: Strides,
 }
 
@@ -174,7 +180,7 @@ struct Strides {
 }
 
 fn right_to_left<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) {
-    let (width, features, values) = (p.q.width, p.linear_q.width, p.v.width);
+    let (width, features, values) = (p.q.width, p.linear_q.width, p.v.width());
     let (size, chunk) = (p.tile(), p.chunk);
     let s = Strides {
         tile: leading::<E>(size),
@@ -198,11 +204,13 @@ fn right_to_left<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize)
         chunk * s.l,
         features * s.v,
         values * s.l,
+        s.v,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t] = scratch.parts::<E, 15>(sizes);
+    let [q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, product] =
+        scratch.parts::<E, 16>(sizes);
     y.fill(E::ZERO);
-    let mut b = Buffers { q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, s };
+    let mut b = Buffers { q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, product, s };
     for start in p.starts().rev() {
         b.chunk(p, up, at, start, out);
     }
@@ -231,7 +239,7 @@ impl<E: Number> Buffers<'_, E> {
                 TileProduct {
                     rows: p.linear_q.width,
                     depth: queries,
-                    columns: p.v.width,
+                    columns: p.v.width(),
                     a: self.l,
                     a_strides: (1, s.l),
                     b: self.d,
@@ -253,13 +261,16 @@ impl<E: Number> Buffers<'_, E> {
         }
         let at = (batch, start, head);
         write_rows(p, at, len, &out.dk, (self.dk, s.k), (p.q.width, E::ONE));
-        write_rows(p, at, len, &out.dv, (self.dv, s.v), (p.v.width, E::ONE));
+        for (c, row) in self.dv.chunks_exact(s.v).take(len).enumerate() {
+            // SAFETY: this task alone has this block of this batch entry.
+            unsafe { out.dv.write((batch * p.time + start + c) * p.blocks + head, &row[..p.v.width()]) };
+        }
         write_rows(p, at, len, &out.dlinear_k, (self.dlinear_k, s.l), (p.linear_q.width, E::ONE));
     }
 
     /// `dm_j = Y v_j`, `dv_j = Yᵀ m_j`, which begins the sum.
     fn begin_with_later_chunks(&mut self, p: &Problem<E>, (batch, head): (usize, usize), start: usize) {
-        let (s, len, features, values) = (self.s, p.len(start), p.linear_q.width, p.v.width);
+        let (s, len, features, values) = (self.s, p.len(start), p.linear_q.width, p.v.width());
         let later = start + len < p.time;
         if later {
             let (from, step, width, out) = (&*self.y, s.v, values, &mut *self.y_t);
@@ -304,9 +315,9 @@ impl<E: Number> Buffers<'_, E> {
         up: &Upstream<E>,
         (batch, i, head): (usize, usize, usize),
         queries: usize,
-        du: Option<&SharedRows<E>>,
+        du: Option<&SharedValues<E>>,
     ) {
-        let (s, values) = (self.s, p.v.width);
+        let (s, values) = (self.s, p.v.width());
         scaled_rows(&p.q, (batch, i, head), queries, p.scale, self.q, s.k);
         transposed_queries(p, (batch, i, head), queries, self.q_t, s.tile);
         gated_rows(up, (batch, i, head), queries, self.d, s.v);
@@ -314,10 +325,11 @@ impl<E: Number> Buffers<'_, E> {
         TransposeRows { from, step, width, count: queries, factor: E::ONE, out, stride: s.tile }.run();
         if let (Some(du), Some(out)) = (du, &up.out) {
             for c in 0..queries {
+                let (product, at) = (&mut self.product[..values], (batch, i + c, head));
+                up.dout.read(at, product);
+                out.multiply(at, product);
                 // SAFETY: this task alone has this block of this batch entry.
-                let du = unsafe { du.row_mut((batch * p.time + i + c) * p.blocks + head, values) };
-                let (dout, out) = (up.dout.row(batch, i + c, head), out.row(batch, i + c, head));
-                du.iter_mut().zip(dout.iter().zip(out)).for_each(|(y, (&d, &o))| *y = d * o);
+                unsafe { du.write((batch * p.time + i + c) * p.blocks + head, product) };
             }
         }
     }
@@ -325,7 +337,7 @@ impl<E: Number> Buffers<'_, E> {
     /// What a tile of pairs adds; `at` is the tile's first key within the chunk.
     fn pair(&mut self, p: &Problem<E>, tile: Tile, at: usize) {
         let Tile { queries, keys, stride, diagonal, .. } = tile;
-        let (s, width, values) = (self.s, p.q.width, p.v.width);
+        let (s, width, values) = (self.s, p.q.width, p.v.width());
         let (k, v) = (&self.k[at * s.k..], &self.v[at * s.v..]);
         tile.transposed_product((k, s.k), width, self.q_t, self.scores);
         tile.transposed_product((v, s.v), values, self.d_t, self.slopes);

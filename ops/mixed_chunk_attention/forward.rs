@@ -4,26 +4,30 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::{Problem, inverse};
 use crate::attention_tiles::{
-    Band, Number, Rows, Scratch, SharedRows, SquaredRelu, Tile, TileProduct, TransposeRows, leading,
+    Band, Number, Rows, Scratch, SharedValues, SquaredRelu, Tile, TileProduct, TransposeRows, Values, leading,
 };
 use crate::count::count;
 
 /// ō and its product with `u` (each if asked for), `[B, T, blocks, width]`.
-pub(super) fn forward<E: Number>(p: &Problem<E>, u: Option<&Rows<E>>, keep: bool) -> (Option<Tensor>, Option<Tensor>) {
+pub(super) fn forward<E: Number>(
+    p: &Problem<E>,
+    u: Option<&Values<E>>,
+    keep: bool,
+) -> (Option<Tensor>, Option<Tensor>) {
     count(|c| {
         let rows = (p.batch * p.blocks) as u64;
         let near: usize = p.starts().map(|start| p.len(start) * (p.len(start) + 1) / 2).sum();
-        c.pair += rows * (near * (p.q.width + p.v.width)) as u64;
+        c.pair += rows * (near * (p.q.width + p.v.width())) as u64;
         let last = p.starts().next_back().unwrap_or(0);
         // All but the last chunk are added, all but the first read.
         let far = last + p.time.saturating_sub(p.chunk);
-        c.prefix += rows * (far * p.linear_q.width * p.v.width) as u64;
+        c.prefix += rows * (far * p.linear_q.width * p.v.width()) as u64;
     });
-    let shape = [p.batch, p.time, p.blocks, p.v.width];
-    let mut out = (keep || u.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
-    let mut gated = u.map(|_| Tensor::empty(E::DTYPE, &shape));
-    let outputs = [&mut out, &mut gated].map(|t| t.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())));
-    let cost = p.time * (p.chunk * (p.q.width + p.v.width) + 2 * p.linear_q.width * p.v.width);
+    let shape = [p.batch, p.time, p.blocks, p.v.width()];
+    let mut out = (keep || u.is_none()).then(|| Tensor::empty(p.v.dtype(), &shape));
+    let mut gated = u.map(|u| Tensor::empty(u.dtype(), &shape));
+    let outputs = [&mut out, &mut gated].map(|t| t.as_mut().map(SharedValues::new));
+    let cost = p.time * (p.chunk * (p.q.width + p.v.width()) + 2 * p.linear_q.width * p.v.width());
     threads::parallel_for(p.batch * p.blocks, cost, |task| {
         block(p, u, (task / p.blocks, task % p.blocks), &outputs);
     });
@@ -32,11 +36,11 @@ pub(super) fn forward<E: Number>(p: &Problem<E>, u: Option<&Rows<E>>, keep: bool
 
 fn block<E: Number>(
     p: &Problem<E>,
-    u: Option<&Rows<E>>,
+    u: Option<&Values<E>>,
     (batch, head): (usize, usize),
-    [out, gated]: &[Option<SharedRows<E>>; 2],
+    [out, gated]: &[Option<SharedValues<E>>; 2],
 ) {
-    let (size, values, features) = (p.tile(), p.v.width, p.linear_q.width);
+    let (size, values, features) = (p.tile(), p.v.width(), p.linear_q.width);
     let (stride, v_stride, l_stride) = (leading::<E>(size), leading::<E>(values), leading::<E>(features));
     let sizes =
         [p.q.width * stride, size * l_stride, size * stride, size * v_stride, size * v_stride, features * v_stride];
@@ -74,19 +78,16 @@ fn block<E: Number>(
                 p.v.copy(batch, j, head, keys, v, v_stride);
                 tile.over_keys(scores, (v, v_stride), values, sums, true);
             }
-            for (c, row) in sums.chunks_exact(v_stride).take(queries).enumerate() {
-                let (row, at) = (&row[..values], (batch * p.time + i + c) * p.blocks + head);
+            for (c, row) in sums.chunks_exact_mut(v_stride).take(queries).enumerate() {
+                let (row, at) = (&mut row[..values], (batch * p.time + i + c) * p.blocks + head);
                 if let Some(out) = out {
                     // SAFETY: this task alone has this block of this batch entry.
-                    unsafe { out.row_mut(at, values) }.copy_from_slice(row);
+                    unsafe { out.write(at, row) };
                 }
                 if let (Some(gated), Some(u)) = (gated, u) {
+                    u.multiply((batch, i + c, head), row);
                     // SAFETY: as above.
-                    let gated = unsafe { gated.row_mut(at, values) };
-                    gated
-                        .iter_mut()
-                        .zip(row.iter().zip(u.row(batch, i + c, head)))
-                        .for_each(|(y, (&x, &u))| *y = x * u);
+                    unsafe { gated.write(at, row) };
                 }
             }
         }
@@ -104,14 +105,14 @@ pub(super) fn add_to_state<E: Number>(
     v: &mut [E],
     state: &mut [E],
 ) {
-    let (size, v_stride) = (p.tile(), leading::<E>(p.v.width));
+    let (size, v_stride) = (p.tile(), leading::<E>(p.v.width()));
     for j in range.clone().step_by(size) {
         let keys = size.min(range.end - j);
         p.v.copy(batch, j, head, keys, v, v_stride);
         TileProduct {
             rows: p.linear_k.width,
             depth: keys,
-            columns: p.v.width,
+            columns: p.v.width(),
             a: p.linear_k.from(batch, j, head),
             a_strides: (1, p.linear_k.time_stride()),
             b: v,

@@ -31,8 +31,8 @@ mod stream;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{KEYS, Number, Rows, with_kept_factors};
-use crate::cast::widened;
+use crate::attention_tiles::{KEYS, Number, Rows, Values, with_kept_factors};
+use crate::cast::{is_stored_for, widened};
 use crate::gau_attention::{by_blocks, clear_scores, for_blocks, sum_blocks, value_blocks};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -50,13 +50,13 @@ pub struct MixedChunk<'a> {
     pub linear_q: &'a Var,
     /// Keys of earlier chunks, `[B, T, R]`.
     pub linear_k: &'a Var,
-    /// Values `[B, T, E]`.
+    /// Values `[B, T, E]`; they may be BF16 where the others are F32.
     pub v: &'a Var,
     /// Tokens of a chunk; at least 1.
     pub chunk: usize,
 }
 
-/// The aggregated values, `[B, T, E]`.
+/// The aggregated values, `[B, T, E]`, in the dtype of `v`.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or the chunk is 0.
@@ -67,7 +67,7 @@ pub fn mixed_chunk_attention(x: MixedChunk) -> Var {
     widened(&inputs, |inputs| run("mixed_chunk_attention", inputs, x.chunk))
 }
 
-/// [`mixed_chunk_attention`] times `u` `[B, T, E]`, elementwise, in the same pass.
+/// [`mixed_chunk_attention`] times `u` `[B, T, E]` in the dtype of `v`, elementwise, in the same pass.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or the chunk is 0.
@@ -92,6 +92,7 @@ impl MixedChunk<'_> {
         let shape = self.q.shape();
         assert!(shape.len() == 3, "{name}: q must be [B, T, S], got {shape:?}");
         let last = |x: &Var| x.shape().last().copied().unwrap_or(0);
+        let halved = is_stored_for(self.v.dtype(), self.q.dtype());
         let operands = [
             ("k", self.k, shape[2]),
             ("linear_q", self.linear_q, last(self.linear_q)),
@@ -100,7 +101,7 @@ impl MixedChunk<'_> {
         ];
         for (operand, x, width) in operands {
             assert!(
-                x.shape() == [shape[0], shape[1], width] && x.dtype() == self.q.dtype(),
+                x.shape() == [shape[0], shape[1], width] && (x.dtype() == self.q.dtype() || operand == "v" && halved),
                 "{name}: {operand} must be {:?} of {}, got {:?} of {} (q: {shape:?})",
                 [shape[0], shape[1], width],
                 self.q.dtype(),
@@ -153,7 +154,7 @@ struct Problem<'a, E> {
     k: Rows<'a, E>,
     linear_q: Rows<'a, E>,
     linear_k: Rows<'a, E>,
-    v: Rows<'a, E>,
+    v: Values<'a, E>,
     /// `1 / sqrt(S C)`.
     scale: E,
     narrow: bool,
@@ -194,23 +195,23 @@ impl MixedChunkBackward {
             k: Rows::new(k),
             linear_q: Rows::new(linear_q),
             linear_k: Rows::new(linear_k),
-            v: Rows::new(v),
+            v: Values::new(v),
             scale: Real::from_f64(1.0 / (q.dim(3) as f64 * self.chunk as f64).sqrt()),
             narrow: self.narrow,
         })
     }
 
     fn forward<E: Number>(&self, keep: bool) -> (Option<Tensor>, Option<Tensor>) {
-        let u = self.u.as_ref().map(Rows::new);
+        let u = self.u.as_ref().map(Values::new);
         self.with_problem::<E, _>(|p| forward::forward(p, u.as_ref(), keep))
     }
 
     fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let dout_blocks = by_blocks(dout, self.operands[0].dim(2));
         let up = backward::Upstream {
-            dout: Rows::new(&dout_blocks),
-            u: self.u.as_ref().map(Rows::new),
-            out: self.out.as_ref().map(Rows::new),
+            dout: Values::new(&dout_blocks),
+            u: self.u.as_ref().map(Values::new),
+            out: self.out.as_ref().map(Values::new),
         };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         let whole = |x: Tensor| x.reshape(dout.shape());

@@ -5,7 +5,7 @@ use kumiki_tensor::{DType, Tensor, threads};
 
 use super::forward::{add_to_state, forward};
 use super::{MixedChunk, Problem, inverse};
-use crate::attention_tiles::{Number, Rows, Scratch, leading};
+use crate::attention_tiles::{Number, Rows, Scratch, Values, leading};
 use crate::simd::{self, Real, add_outer, add_weighted_rows};
 
 /// What [`mixed_chunk_attention`](super::mixed_chunk_attention) has to remember of the tokens so far.
@@ -141,6 +141,7 @@ fn push<E: Number>(entries: &mut [Entry<E>], seen: usize, x: MixedChunk) -> Tens
     let scale = Real::from_f64(1.0 / (q.width as f64 * x.chunk as f64).sqrt());
     if seen == 0 && time > 1 {
         let chunk = x.chunk.min(time);
+        let v = Values::Same(v);
         let p = Problem { batch, blocks: 1, time, chunk, q, k, linear_q, linear_k, v, scale, narrow: false };
         let out = forward(&p, None, true).0.expect("asked for");
         prefill(entries, &p);
@@ -165,7 +166,7 @@ fn push<E: Number>(entries: &mut [Entry<E>], seen: usize, x: MixedChunk) -> Tens
 /// What the first tokens leave: the last chunk's rows, and the sums over it and over those before.
 fn prefill<E: Number>(entries: &mut [Entry<E>], p: &Problem<E>) {
     let last = (p.time - 1) / p.chunk * p.chunk;
-    let (values, stride) = (p.v.width, leading::<E>(p.v.width));
+    let (values, stride) = (p.v.width(), leading::<E>(p.v.width()));
     threads::parallel_chunks_mut(entries, 1, p.time * p.linear_k.width * values, |batch, entry| {
         let sizes = [p.tile() * stride, p.linear_k.width * stride];
         let mut scratch = Scratch::new::<E>(sizes.iter().sum());
@@ -178,7 +179,9 @@ fn prefill<E: Number>(entries: &mut [Entry<E>], p: &Problem<E>) {
             rows.for_each(|(sums, state)| sums.copy_from_slice(&state[..values]));
         }
         for t in last..p.time {
-            entry.near.extend(p.k.row(batch, t, 0).iter().chain(p.v.row(batch, t, 0)));
+            entry.near.extend(p.k.row(batch, t, 0));
+            p.v.read((batch, t, 0), &mut v[..values]);
+            entry.near.extend(&v[..values]);
         }
     });
 }

@@ -30,6 +30,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod decode;
+mod half;
 mod lanes;
 mod level;
 mod map;
@@ -39,6 +40,7 @@ mod real;
 mod reduce;
 
 pub use decode::{add_outer, add_weighted_rows, row_dots};
+pub use half::{narrow, widen};
 pub use lanes::{Kernel, Lanes};
 pub use level::{Level, configured_level, level, with_level};
 pub use map::{

@@ -4,12 +4,14 @@ use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
+use kumiki_tensor::bf16;
+
 use super::lanes::Kernel;
 use super::level::{Level, level};
 use super::math::Constants;
-use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
+use super::{half, portable};
 
 /// A floating-point number that has lanes: f32 or f64.
 pub trait Real:
@@ -73,6 +75,11 @@ pub trait Real:
     /// Whether it is neither infinite nor a NaN.
     fn is_finite(self) -> bool;
 
+    /// `out[i] = x[i]` from storage in BF16.
+    fn widen(x: &[bf16], out: &mut [Self]);
+    /// `out[i] = x[i]`, rounded to be stored in BF16.
+    fn narrow(x: &[Self], out: &mut [bf16]);
+
     /// Runs `kernel` on the vectors of [`level()`].
     #[inline]
     fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Output {
@@ -89,7 +96,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($elem:ident) => {
+    ($elem:ident, $widen:expr, $narrow:expr) => {
         impl Real for $elem {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -148,6 +155,13 @@ macro_rules! real {
                 self.is_finite()
             }
 
+            fn widen(x: &[bf16], out: &mut [Self]) {
+                $widen(x, out);
+            }
+            fn narrow(x: &[Self], out: &mut [bf16]) {
+                $narrow(x, out);
+            }
+
             #[inline]
             unsafe fn dispatch_at<K: Kernel<Self>>(level: Level, kernel: K) -> K::Output {
                 match level {
@@ -164,5 +178,13 @@ macro_rules! real {
     };
 }
 
-real!(f32);
-real!(f64);
+real!(f32, half::widen, half::narrow);
+real!(f64, widen_to_f64, narrow_from_f64);
+
+fn widen_to_f64(x: &[bf16], out: &mut [f64]) {
+    out.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_f64());
+}
+
+fn narrow_from_f64(x: &[f64], out: &mut [bf16]) {
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = bf16::from_f64(x));
+}

@@ -6,15 +6,18 @@ use kumiki_tensor::{Tensor, threads};
 use super::forward::{add_to_state, copy_gates, pair_product, transpose};
 use super::weights::{Deltas, Pairs, Slopes};
 use super::{CHUNK, Problem};
-use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
-use crate::simd::Real;
+use crate::arithmetic::Mul;
+use crate::attention_tiles::{
+    Band, Number, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, scale,
+};
+use crate::simd::{Real, map_binary};
 
 /// The gradient that arrives, and what the forward pass has left.
 pub(super) struct Upstream<'a, E> {
     /// `[B, T, H, G]`.
-    pub dout: Rows<'a, E>,
-    pub v: Option<Rows<'a, E>>,
-    pub gate: Rows<'a, E>,
+    pub dout: Values<'a, E>,
+    pub v: Option<Values<'a, E>>,
+    pub gate: Values<'a, E>,
     /// `[B, H, T]`.
     pub den: &'a [E],
 }
@@ -34,17 +37,18 @@ pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients
     let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.heads, width]);
     let (mut dq, mut dk) = (tensor(p.k.width), tensor(p.k.width));
     let (mut dphi_q, mut dphi_k) = (tensor(p.phi_k.width), tensor(p.phi_k.width));
-    let (mut dg, mut dv) = (tensor(p.g.width), up.v.map(|_| tensor(p.g.width)));
+    let values = |dtype| Tensor::empty(dtype, &[p.batch, p.time, p.heads, p.g.width()]);
+    let (mut dg, mut dv) = (values(p.g.dtype()), up.v.map(|v| values(v.dtype())));
     let mut near = vec![0f64; p.batch * p.heads];
     let outputs = Outputs {
         dq: SharedRows::new(dq.as_mut_slice::<E>()),
         dk: SharedRows::new(dk.as_mut_slice::<E>()),
         dphi_q: SharedRows::new(dphi_q.as_mut_slice::<E>()),
         dphi_k: SharedRows::new(dphi_k.as_mut_slice::<E>()),
-        dg: SharedRows::new(dg.as_mut_slice::<E>()),
-        dv: dv.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        dg: SharedValues::new(&mut dg),
+        dv: dv.as_mut().map(SharedValues::new),
     };
-    let cost = 3 * p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width);
+    let cost = 3 * p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width());
     threads::parallel_chunks_mut(&mut near, 1, cost, |task, near| {
         near[0] = head(p, up, (task / p.heads, task % p.heads), &outputs);
     });
@@ -57,8 +61,8 @@ struct Outputs<'a, E> {
     dk: SharedRows<'a, E>,
     dphi_q: SharedRows<'a, E>,
     dphi_k: SharedRows<'a, E>,
-    dg: SharedRows<'a, E>,
-    dv: Option<SharedRows<'a, E>>,
+    dg: SharedValues<'a, E>,
+    dv: Option<SharedValues<'a, E>>,
 }
 
 /// What one task holds: a tile of queries in the forms that products need, a tile of pairs, all keys of the head with
@@ -71,6 +75,10 @@ struct Buffers<'a, E> {
     /// Rows `d_i`, `[G+1]`.
     d: &'a mut [E],
     d_t: &'a mut [E],
+    /// ḡ, as rows and as columns.
+    gate: &'a mut [E],
+    /// A row of its product with what arrives.
+    product: &'a mut [E],
     gate_t: &'a mut [E],
     scores: &'a mut [E],
     kernel: &'a mut [E],
@@ -98,7 +106,7 @@ struct Strides {
 }
 
 fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) -> f64 {
-    let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width);
+    let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width());
     let (size, time) = (p.tile(), p.time);
     let s = Strides {
         tile: leading::<E>(size),
@@ -113,6 +121,8 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         features * s.tile,
         size * s.g,
         (values + 1) * s.tile,
+        size * s.g,
+        s.g,
         values * s.tile,
         size * s.tile,
         size * s.tile,
@@ -129,7 +139,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         time * s.g,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let mut parts = scratch.parts::<E, 20>(sizes).into_iter();
+    let mut parts = scratch.parts::<E, 22>(sizes).into_iter();
     let mut next = || parts.next().expect("a size for every buffer");
     // In the order of the sizes.
     let mut b = Buffers {
@@ -139,6 +149,8 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         phi_t: next(),
         d: next(),
         d_t: next(),
+        gate: next(),
+        product: next(),
         gate_t: next(),
         scores: next(),
         kernel: next(),
@@ -162,10 +174,12 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
     copy_gates(&p.g, at, 0, time, b.g, s.g);
     let near = b.left_to_right(p, up, at, s, out);
     b.right_to_left(p, up, at, s);
-    let rows =
-        [(&out.dk, &*b.dk, s.k, width), (&out.dphi_k, &*b.dphi_k, s.phi, features), (&out.dg, &*b.dg, s.g, values)];
-    for (out, rows, stride, width) in rows {
+    for (out, rows, stride, width) in [(&out.dk, &*b.dk, s.k, width), (&out.dphi_k, &*b.dphi_k, s.phi, features)] {
         write_rows(p, at, 0, out, rows, stride, width);
+    }
+    for (i, row) in b.dg.chunks_exact(s.g).take(time).enumerate() {
+        // SAFETY: this task alone has this head of this batch entry.
+        unsafe { out.dg.write((at.0 * time + i) * p.heads + at.1, &row[..values]) };
     }
     near
 }
@@ -236,28 +250,30 @@ impl<E: Number> Buffers<'_, E> {
         (batch, head): (usize, usize),
         i: usize,
         s: Strides,
-        dv: Option<&SharedRows<E>>,
+        dv: Option<&SharedValues<E>>,
     ) {
-        let (queries, values) = (CHUNK.min(p.time - i), p.g.width);
+        let (queries, values) = (CHUNK.min(p.time - i), p.g.width());
         p.phi_q.copy(batch, i, head, queries, self.phi, s.phi);
         up.dout.copy(batch, i, head, queries, self.d, s.g);
+        up.gate.copy(batch, i, head, queries, self.gate, s.g);
         for (c, d) in self.d.chunks_exact_mut(s.g).take(queries).enumerate() {
-            let gate = up.gate.row(batch, i + c, head);
+            let (d, at) = (&mut d[..values], (batch, i + c, head));
             if let Some(dv) = dv {
+                let product = &mut self.product[..values];
+                map_binary(&Mul, d, &self.gate[c * s.g..][..values], product);
                 // SAFETY: this task alone has this head of this batch entry.
-                let dv = unsafe { dv.row_mut((batch * p.time + i + c) * p.heads + head, values) };
-                dv.iter_mut().zip(d.iter().zip(gate)).for_each(|(y, (&d, &gate))| *y = d * gate);
+                unsafe { dv.write((batch * p.time + i + c) * p.heads + head, product) };
             }
             if let Some(v) = &up.v {
-                d.iter_mut().zip(v.row(batch, i + c, head)).for_each(|(d, &v)| *d *= v);
+                v.multiply(at, d);
             }
             let den = up.den[(batch * p.heads + head) * p.time + i + c];
-            let inverse = if den == E::ZERO { E::ZERO } else { E::ONE / den };
-            d[..values].iter_mut().for_each(|d| *d *= inverse);
+            scale(d, if den == E::ZERO { E::ZERO } else { E::ONE / den });
         }
-        transpose(&up.gate, (batch, i, head), queries, self.gate_t, s.tile);
-        let (from, step, out, stride) = (&*self.d, s.g, &mut *self.d_t, s.tile);
-        TransposeRows { from, step, width: values, count: queries, factor: E::ONE, out, stride }.run();
+        for (from, out) in [(&*self.gate, &mut *self.gate_t), (&*self.d, &mut *self.d_t)] {
+            TransposeRows { from, step: s.g, width: values, count: queries, factor: E::ONE, out, stride: s.tile }.run();
+        }
+        let stride = s.tile;
         Deltas { d: self.d_t, gate: self.gate_t, values, queries, stride }.run();
         let deltas = &self.d_t[values * stride..];
         self.d.chunks_exact_mut(s.g).zip(deltas).take(queries).for_each(|(d, &delta)| d[values] = delta);
@@ -265,7 +281,7 @@ impl<E: Number> Buffers<'_, E> {
 
     /// `dφ(q) = S d`, which begins the sum.
     fn features_from_state(&mut self, p: &Problem<E>, first: usize, queries: usize, s: Strides) {
-        let (features, values) = (p.phi_q.width, p.g.width);
+        let (features, values) = (p.phi_q.width, p.g.width());
         let depth = if first > 0 { values + 1 } else { 0 };
         if first > 0 {
             self.transpose_state(features, values, s);
@@ -294,7 +310,7 @@ impl<E: Number> Buffers<'_, E> {
 
     /// What a tile of pairs adds to the gradients; gives its part of `tau` times the gradient of `tau`.
     fn pair(&mut self, p: &Problem<E>, j: usize, pairs: Pairs, s: Strides, shift: E) -> f64 {
-        let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width);
+        let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width());
         let (k, phi_k, g) = (&self.k[j * s.k..], &self.phi_k[j * s.phi..], &self.g[j * s.g..]);
         let (has_near, has_far) = (pairs.has_near(), pairs.has_far());
         if has_near {
@@ -354,7 +370,7 @@ impl<E: Number> Buffers<'_, E> {
 
     /// What keys get from queries that are far from all of their chunk: `dφ(k) += R (g, 1)`, `dg += Rᵀ φ(k)`.
     fn right_to_left(&mut self, p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), s: Strides) {
-        let (features, values) = (p.phi_k.width, p.g.width);
+        let (features, values) = (p.phi_k.width, p.g.width());
         self.state.fill(E::ZERO);
         let Some(mut i) = p.time.checked_sub(1).map(|last| last / CHUNK * CHUNK) else { return };
         // Chunks that no tile of queries has in its running sums get nothing.

@@ -4,45 +4,47 @@ use kumiki_tensor::{Tensor, threads};
 
 use super::weights::{Pairs, Weights};
 use super::{CHUNK, Problem};
-use crate::attention_tiles::{Band, Number, Rows, Scratch, SharedRows, TileProduct, TransposeRows, leading};
+use crate::attention_tiles::{
+    Band, Number, Rows, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, scale,
+};
 use crate::count::count;
 
 /// ḡ and its product with `v` (each if asked for), `[B, T, H, G]`, and the sums of weights `[B, H, T]`.
 pub(super) fn forward<E: Number>(
     p: &Problem<E>,
-    v: Option<&Rows<E>>,
+    v: Option<&Values<E>>,
     keep: bool,
 ) -> (Option<Tensor>, Option<Tensor>, Tensor) {
     count(|c| {
         let rows = (p.batch * p.heads) as u64;
         let far = p.time.saturating_sub(p.window);
         let near: usize = (0..p.time).map(|i| p.window.min(i + 1)).sum();
-        c.pair += rows * (near * (p.k.width + p.g.width)) as u64;
+        c.pair += rows * (near * (p.k.width + p.g.width())) as u64;
         // As many keys are far for a query as queries see some from afar; the last column is the denominator's.
-        c.prefix += rows * (2 * far * p.phi_k.width * (p.g.width + 1)) as u64;
+        c.prefix += rows * (2 * far * p.phi_k.width * (p.g.width() + 1)) as u64;
     });
-    let shape = [p.batch, p.time, p.heads, p.g.width];
-    let mut gate = (keep || v.is_none()).then(|| Tensor::empty(E::DTYPE, &shape));
-    let mut gated = v.map(|_| Tensor::empty(E::DTYPE, &shape));
+    let shape = [p.batch, p.time, p.heads, p.g.width()];
+    let mut gate = (keep || v.is_none()).then(|| Tensor::empty(p.g.dtype(), &shape));
+    let mut gated = v.map(|v| Tensor::empty(v.dtype(), &shape));
     let mut den = Tensor::empty(E::DTYPE, &[p.batch, p.heads, p.time]);
     let outputs = Outputs {
-        gate: gate.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
-        gated: gated.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
+        gate: gate.as_mut().map(SharedValues::new),
+        gated: gated.as_mut().map(SharedValues::new),
         den: SharedRows::new(den.as_mut_slice::<E>()),
     };
-    let cost = p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width);
+    let cost = p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width());
     threads::parallel_for(p.batch * p.heads, cost, |task| head(p, v, task / p.heads, task % p.heads, &outputs));
     (gate, gated, den)
 }
 
 struct Outputs<'a, E> {
-    gate: Option<SharedRows<'a, E>>,
-    gated: Option<SharedRows<'a, E>>,
+    gate: Option<SharedValues<'a, E>>,
+    gated: Option<SharedValues<'a, E>>,
     den: SharedRows<'a, E>,
 }
 
-fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usize, outputs: &Outputs<E>) {
-    let (features, values) = (p.phi_k.width, p.g.width);
+fn head<E: Number>(p: &Problem<E>, v: Option<&Values<E>>, batch: usize, head: usize, outputs: &Outputs<E>) {
+    let (features, values) = (p.phi_k.width, p.g.width());
     let (size, stride) = (p.tile(), leading::<E>(p.tile()));
     let (m_stride, g_stride) = (leading::<E>(features), leading::<E>(values + 1));
     let sizes = [
@@ -115,24 +117,24 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Rows<E>>, batch: usize, head: usiz
             }
             .run();
         }
-        for (c, row) in sums.chunks_exact(g_stride).take(queries).enumerate() {
-            let (mut row, sum) = (&row[..values], row[values]);
-            let mut inverse = if sum == E::ZERO { E::ZERO } else { E::ONE / sum };
+        for (c, row) in sums.chunks_exact_mut(g_stride).take(queries).enumerate() {
+            let (row, sum) = row[..=values].split_at_mut(values);
+            let sum = sum[0];
             if i + c == 0 {
                 // The first token sees itself alone. Exactly its own gate, so that the slope of its weight is exactly 0.
-                (row, inverse) = (p.g.row(batch, 0, head), E::ONE);
+                p.g.read((batch, 0, head), row);
+            } else {
+                scale(row, if sum == E::ZERO { E::ZERO } else { E::ONE / sum });
             }
             let at = (batch * p.time + i + c) * p.heads + head;
             if let Some(gate) = &outputs.gate {
                 // SAFETY: this task alone has this head of this batch entry.
-                let gate = unsafe { gate.row_mut(at, values) };
-                gate.iter_mut().zip(row).for_each(|(y, &x)| *y = x * inverse);
+                unsafe { gate.write(at, row) };
             }
             if let (Some(gated), Some(v)) = (&outputs.gated, v) {
+                v.multiply((batch, i + c, head), row);
                 // SAFETY: as above.
-                let gated = unsafe { gated.row_mut(at, values) };
-                let v = v.row(batch, i + c, head);
-                gated.iter_mut().zip(row.iter().zip(v)).for_each(|(y, (&x, &v))| *y = x * inverse * v);
+                unsafe { gated.write(at, row) };
             }
             // SAFETY: as above.
             let den = unsafe { outputs.den.row_mut((batch * p.heads + head) * p.time + i + c, 1) };
@@ -192,7 +194,7 @@ pub(super) fn pair_product<'a, E: Number>(
 
 /// Rows `(g_j, 1)`: what is multiplied with weights then gives sums of gates and, last, of weights.
 pub(super) fn copy_gates<E: Number>(
-    g: &Rows<E>,
+    g: &Values<E>,
     (batch, head): (usize, usize),
     time: usize,
     count: usize,
@@ -200,7 +202,7 @@ pub(super) fn copy_gates<E: Number>(
     stride: usize,
 ) {
     g.copy(batch, time, head, count, out, stride);
-    out.chunks_exact_mut(stride).take(count).for_each(|row| row[g.width] = E::ONE);
+    out.chunks_exact_mut(stride).take(count).for_each(|row| row[g.width()] = E::ONE);
 }
 
 /// Adds a chunk of keys, whose `(g, 1)` are given, to the running sums.
@@ -215,7 +217,7 @@ pub(super) fn add_to_state<E: Number>(
     TileProduct {
         rows: p.phi_k.width,
         depth: CHUNK,
-        columns: p.g.width + 1,
+        columns: p.g.width() + 1,
         a: p.phi_k.from(batch, time, head),
         a_strides: (1, p.phi_k.time_stride()),
         b: g,

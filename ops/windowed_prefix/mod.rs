@@ -36,8 +36,8 @@ mod weights;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{Number, Rows, with_kept_factors};
-use crate::cast::{cast, widened};
+use crate::attention_tiles::{Number, Rows, Values, with_kept_factors};
+use crate::cast::{cast, is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::unit_rows::{unit_rows, unit_rows_backward};
@@ -60,7 +60,7 @@ pub struct WindowedPrefix<'a> {
     pub phi_q: &'a Var,
     /// Features of keys `[B, T, H, M]`. Weights should not be negative: their sum divides.
     pub phi_k: &'a Var,
-    /// Gates `[B, T, H, G]`.
+    /// Gates `[B, T, H, G]`; they may be BF16 where the others are F32.
     pub g: &'a Var,
     /// Inverse temperatures `[H]`, above 0.
     pub tau: &'a Var,
@@ -68,7 +68,7 @@ pub struct WindowedPrefix<'a> {
     pub window: usize,
 }
 
-/// The gate `ḡ` `[B, T, H, G]`.
+/// The gate `ḡ` `[B, T, H, G]`, in the dtype of `g`.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or the window is 0.
@@ -79,8 +79,8 @@ pub fn windowed_prefix(x: WindowedPrefix) -> Var {
     widened(&inputs, |inputs| run("windowed_prefix", inputs, x.window))
 }
 
-/// [`windowed_prefix`] times `v`, elementwise, in the same pass. `v` is `[B, T, H, G]` or `[B, T, H·G]`, and the result
-/// has its shape.
+/// [`windowed_prefix`] times `v`, elementwise, in the same pass. `v` is `[B, T, H, G]` or `[B, T, H·G]` in the dtype of
+/// `g`, and the result has its shape.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit, or the window is 0.
@@ -107,6 +107,7 @@ impl WindowedPrefix<'_> {
         assert!(shape.len() == 4, "{name}: q must be [B, T, H, K], got {shape:?}");
         let [batch, time, heads, width] = [shape[0], shape[1], shape[2], shape[3]];
         let features = self.phi_q.shape().last().copied().unwrap_or(0);
+        let halved = is_stored_for(self.g.dtype(), self.q.dtype());
         let operands: [(&str, &Var, &[usize]); 4] = [
             ("k", self.k, &[batch, time, heads, width]),
             ("phi_q", self.phi_q, &[batch, time, heads, features]),
@@ -115,7 +116,7 @@ impl WindowedPrefix<'_> {
         ];
         for (operand, x, expected) in operands {
             assert!(
-                x.shape() == expected && x.dtype() == self.q.dtype(),
+                x.shape() == expected && (x.dtype() == self.q.dtype() || operand == "g" && halved),
                 "{name}: {operand} must be {expected:?} of {}, got {:?} of {} (q: {shape:?})",
                 self.q.dtype(),
                 x.shape(),
@@ -138,7 +139,7 @@ fn run(name: &'static str, inputs: &[Var], window: usize) -> Var {
     let steep = inputs[5].value().to_f64_vec().iter().any(|&tau| tau > F32_TAU);
     if steep && inputs[0].dtype() == DType::F32 {
         let wide: Vec<Var> = inputs.iter().map(|x| cast(x, DType::F64)).collect();
-        return cast(&run(name, &wide, window), DType::F32);
+        return cast(&run(name, &wide, window), inputs[4].dtype());
     }
     let operands: [Tensor; 5] = std::array::from_fn(|i| Rows::<f32>::prepare(inputs[i].value()));
     let v = inputs.get(6).map(|v| Rows::<f32>::prepare(&v.value().reshape(inputs[4].shape())));
@@ -181,7 +182,7 @@ struct Problem<'a, E> {
     k: Rows<'a, E>,
     phi_q: Rows<'a, E>,
     phi_k: Rows<'a, E>,
-    g: Rows<'a, E>,
+    g: Values<'a, E>,
     tau: &'a [E],
     narrow: bool,
 }
@@ -213,7 +214,7 @@ impl WindowedPrefixBackward {
             k: Rows::new(&unit_k),
             phi_q: Rows::new(phi_q),
             phi_k: Rows::new(phi_k),
-            g: Rows::new(g),
+            g: Values::new(g),
             tau,
             narrow: self.narrow,
         })
@@ -221,7 +222,7 @@ impl WindowedPrefixBackward {
 
     /// Fills in `gate` and `den` as far as they are wanted, and gives the product with `v`.
     fn forward<E: Number>(&mut self, keep: bool) -> Option<Tensor> {
-        let v = self.v.as_ref().map(Rows::new);
+        let v = self.v.as_ref().map(Values::new);
         let (gate, gated, den) = self.with_problem::<E, _>(|p| forward::forward(p, v.as_ref(), keep));
         (self.gate, self.den) = (gate, Some(den));
         gated
@@ -231,9 +232,9 @@ impl WindowedPrefixBackward {
         let (gate, den) = (self.gate.as_ref().expect("kept"), self.den.as_ref().expect("kept"));
         let dout_heads = Rows::<E>::prepare(&dout.reshape(gate.shape()));
         let up = backward::Upstream {
-            dout: Rows::new(&dout_heads),
-            v: self.v.as_ref().map(Rows::new),
-            gate: Rows::new(gate),
+            dout: Values::new(&dout_heads),
+            v: self.v.as_ref().map(Values::new),
+            gate: Values::new(gate),
             den: den.as_slice::<E>(),
         };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));

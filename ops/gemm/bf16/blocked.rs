@@ -222,9 +222,13 @@ impl Target {
                 Place::F32(c) => unsafe {
                     _mm_prefetch::<_MM_HINT_ET0>(c.cast());
                     _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(16).cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(PANEL - 1).cast());
                 },
                 // SAFETY: as above.
-                Place::BF16(c) => unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) },
+                Place::BF16(c) => unsafe {
+                    _mm_prefetch::<_MM_HINT_ET0>(c.cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(PANEL - 1).cast());
+                },
             }
         }
     }
@@ -243,8 +247,14 @@ impl<F: Form> Chunk<F> {
     fn run(self) {
         // An element is the same chain of sums in any tile, so their size may follow the number of threads.
         let tasks = if self.parallel { 2 * threads::current_threads() } else { 1 };
-        let rows = (self.m / tasks).next_multiple_of(PANEL).clamp(LEAST, ROWS);
-        let cols = if self.k <= F::ONE_PASS { self.n } else { COLUMNS.min(self.n) };
+        let (mut rows, mut cols) = (ROWS, if self.k <= F::ONE_PASS { self.n } else { COLUMNS.min(self.n) });
+        // Fewer columns first, if a tile has sums of its own: a panel of B that few rows use has come for little.
+        if self.k > F::ONE_PASS {
+            while self.m.div_ceil(rows) * self.n.div_ceil(cols) < tasks && cols > 4 * PANEL {
+                cols = (cols / 2).next_multiple_of(PANEL);
+            }
+        }
+        rows = (self.m / tasks.div_ceil(self.n.div_ceil(cols))).next_multiple_of(PANEL).clamp(LEAST, rows);
         let (row_tiles, col_tiles) = (self.m.div_ceil(rows), self.n.div_ceil(cols));
         let cost = rows.min(self.m) * cols * self.k / PER_UNIT;
         for_pieces(row_tiles * col_tiles, 1, cost, self.parallel, |index, _| {
