@@ -65,7 +65,7 @@ fn gradients<E: Element>(
     saved: &SwigluBackward,
     dup: &mut Tensor,
     dgate: &mut Tensor,
-    f: fn(&[E], &[E], &mut [E], &mut [E]),
+    f: impl Fn([&[E]; 2], [&mut [E]; 2]) + Sync,
 ) {
     let (gate, up) = (saved.gate.as_slice::<E>(), saved.up.as_slice::<E>());
     threads::parallel_chunks2_mut(
@@ -74,16 +74,16 @@ fn gradients<E: Element>(
         4 * CHUNK,
         |i, dup, dgate| {
             let at = i * CHUNK..i * CHUNK + dup.len();
-            f(&gate[at.clone()], &up[at], dup, dgate);
+            f([&gate[at.clone()], &up[at]], [dup, dgate]);
         },
     );
 }
 
-fn run<E: Real>(gate: &[E], up: &[E], dup: &mut [E], dgate: &mut [E]) {
+fn run<E: Real>([gate, up]: [&[E]; 2], [dup, dgate]: [&mut [E]; 2]) {
     E::dispatch(Gradients { gate, up, dup, dgate });
 }
 
-fn run_widened(gate: &[bf16], up: &[bf16], dup: &mut [bf16], dgate: &mut [bf16]) {
+fn run_widened([gate, up]: [&[bf16]; 2], [dup, dgate]: [&mut [bf16]; 2]) {
     let mut wide = [[0f32; BLOCK]; 4];
     for i in (0..gate.len()).step_by(BLOCK) {
         let at = i..gate.len().min(i + BLOCK);
@@ -91,7 +91,7 @@ fn run_widened(gate: &[bf16], up: &[bf16], dup: &mut [bf16], dgate: &mut [bf16])
         for (from, to) in [(&gate[at.clone()], &mut *g), (&up[at.clone()], u), (&dup[at.clone()], du)] {
             widen(from, to);
         }
-        run(g, u, du, dg);
+        run([g, u], [&mut *du, &mut *dg]);
         narrow(du, &mut dup[at.clone()]);
         narrow(dg, &mut dgate[at]);
     }

@@ -20,7 +20,7 @@ use super::softmax::SoftmaxGradient;
 use super::turns::Turns;
 use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredReluGradient, Tile, TransposeRows, Values,
-    Weighting, leading, tile_queries,
+    Weighting, leading, packed, tile_queries,
 };
 use crate::arithmetic::Mul;
 use crate::simd::{self, map_binary};
@@ -45,6 +45,38 @@ pub(crate) struct Upstream<'a, E> {
     pub lse: Option<&'a [E]>,
     /// `[B, T_q, H]`: what `-delta` is, with all else that arrives at `lse`, where there is no `out` to form it from.
     pub dlse: Option<&'a [E]>,
+}
+
+impl<E: Number> Upstream<'_, E> {
+    /// Of one query: `dout` becomes the gradient of the attention's output; its gradient of the gate is written where that
+    /// is wanted; gives `delta`, of a softmax. `rooms` are for a row of values each.
+    pub(super) fn arrives(
+        &self,
+        p: &Problem<E>,
+        (batch, i, head): (usize, usize, usize),
+        dout: &mut [E],
+        rooms: [&mut [E]; 2],
+        dgate: Option<&SharedValues<E>>,
+    ) -> E {
+        let (dout, at, row) = (&mut dout[..p.v.width()], (batch, i, head), (batch * p.queries + i) * p.heads + head);
+        let [out, product] = rooms.map(|room| &mut room[..p.v.width()]);
+        if let Some(values) = &self.out {
+            values.read(at, out);
+        }
+        if let (Some(dgate), Some(_)) = (dgate, &self.out) {
+            map_binary(&Mul, dout, out, product);
+            // SAFETY: the task of this head's last piece alone asks for it, and has these queries.
+            unsafe { dgate.write(row, product) };
+        }
+        if let Some(gate) = &self.gate {
+            gate.multiply(at, dout);
+        }
+        match (p.weighting, self.dlse) {
+            (Weighting::Softmax, Some(dlse)) => E::ZERO - dlse[row],
+            (Weighting::Softmax, None) => simd::dot(dout, out),
+            (Weighting::SquaredRelu, _) => E::ZERO,
+        }
+    }
 }
 
 /// The gradients of `q`, `k`, `v` and the gate as far as they are needed.
@@ -92,21 +124,22 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
         dgate: shared(&mut dgate),
     };
     let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
-    let next = AtomicUsize::new(0);
+    let (next, once_packed) = (AtomicUsize::new(0), packed::fits(sets));
     threads::parallel_for(heads * pass.pieces.len(), cost, |_| {
         // In this order whatever thread comes first: a piece waits for earlier ones only, which have begun then.
         let task = next.fetch_add(1, Relaxed);
         let (piece, head) = (task / heads, task % heads);
-        pass.turns.or_tell_others(|| pass.piece(piece, (head / p.heads, head % p.heads)));
+        let at = (head / p.heads, head % p.heads);
+        pass.turns.or_tell_others(|| if once_packed { pass.packed_piece(piece, at) } else { pass.piece(piece, at) });
     });
     drop(pass);
     (dq, of_sets, dgate)
 }
 
 /// Keys of one of the sets.
-struct Piece {
+pub(super) struct Piece {
     set: usize,
-    keys: Range<usize>,
+    pub keys: Range<usize>,
 }
 
 /// Cuts the keys of all sets so that every piece has about as many visible pairs, by shape alone; at least one piece. The
@@ -191,19 +224,19 @@ struct Buffers<'a, E> {
     dv: &'a mut [E],
 }
 
-struct Pass<'a, E, const N: usize> {
-    sets: &'a [Problem<'a, E>; N],
-    up: &'a Upstream<'a, E>,
+pub(super) struct Pass<'a, E, const N: usize> {
+    pub sets: &'a [Problem<'a, E>; N],
+    pub up: &'a Upstream<'a, E>,
     /// In the order in which they add to `dq`.
-    pieces: Vec<Piece>,
+    pub pieces: Vec<Piece>,
     /// Queries of a tile, at most.
     size: usize,
     /// Of every batch entry.
     tiles: Vec<Vec<Range<usize>>>,
-    turns: Turns,
-    dq: Option<SharedRows<'a, E>>,
-    of_sets: [[Option<SharedValues<'a, E>>; 2]; N],
-    dgate: Option<SharedValues<'a, E>>,
+    pub turns: Turns,
+    pub dq: Option<SharedRows<'a, E>>,
+    pub of_sets: [[Option<SharedValues<'a, E>>; 2]; N],
+    pub dgate: Option<SharedValues<'a, E>>,
 }
 
 impl<E: Number, const N: usize> Pass<'_, E, N> {
@@ -215,7 +248,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
         (self.is_last(piece) || !seen.is_empty()).then_some(seen)
     }
 
-    fn is_last(&self, piece: usize) -> bool {
+    pub fn is_last(&self, piece: usize) -> bool {
         piece + 1 == self.pieces.len()
     }
 
@@ -314,27 +347,8 @@ impl<E: Number> Buffers<'_, E> {
         transpose(self.q, k_stride, p.k.width, self.q_t);
         up.dout.copy(batch, i, head, queries, self.dout, v_stride);
         for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
-            let (dout, at) = (&mut dout[..p.v.width()], (batch, i + c, head));
-            if let Some(out) = &up.out {
-                out.read(at, &mut self.out[..p.v.width()]);
-            }
-            let out = &self.out[..p.v.width()];
-            if let Some(dgate) = dgate {
-                let product = &mut self.product[..p.v.width()];
-                map_binary(&Mul, dout, out, product);
-                // SAFETY: the task of this head's last piece alone has these queries.
-                unsafe { dgate.write((batch * p.queries + i + c) * p.heads + head, product) };
-            }
-            if let Some(gate) = &up.gate {
-                gate.multiply(at, dout);
-            }
-            match (p.weighting, up.dlse) {
-                (Weighting::Softmax, Some(dlse)) => {
-                    self.delta[c] = E::ZERO - dlse[(batch * p.queries + i + c) * p.heads + head];
-                }
-                (Weighting::Softmax, None) => self.delta[c] = simd::dot(dout, out),
-                _ => {}
-            }
+            let delta = up.arrives(p, (batch, i + c, head), dout, [self.out, self.product], dgate);
+            self.delta[c] = delta;
         }
         transpose(self.dout, v_stride, p.v.width(), self.dout_t);
         if let Some(lse) = up.lse {

@@ -7,7 +7,7 @@ use kumiki_tensor::{Tensor, threads};
 use super::softmax::SoftmaxStep;
 use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredRelu, Tile, TransposeRows, Values,
-    Weighting, leading, scale, single, tile_queries,
+    Weighting, leading, packed, scale, single, tile_queries,
 };
 use crate::count::count;
 
@@ -54,6 +54,10 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Values<
         gated: gated.as_mut().map(SharedValues::new),
         lse: lse.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
     };
+    if packed::fits(sets) {
+        packed::forward(p, gate, &outputs);
+        return Attended { out, gated, lse };
+    }
     let cost = size * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
     threads::parallel_for(tasks.len(), cost, |task| {
         let (head, tile) = &tasks[task];
@@ -62,7 +66,7 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Values<
     Attended { out, gated, lse }
 }
 
-struct Outputs<'a, E> {
+pub(super) struct Outputs<'a, E> {
     out: Option<SharedValues<'a, E>>,
     gated: Option<SharedValues<'a, E>>,
     lse: Option<SharedRows<'a, E>>,
@@ -122,6 +126,28 @@ fn query_tile<E: Number>(
         acc.fill(E::ZERO);
     }
 
+    finish(p, gate, (batch, head, i), Sums { acc, stride: v_stride, sum, shift }, queries, outputs);
+}
+
+/// What a tile of queries has summed up.
+pub(super) struct Sums<'a, E> {
+    /// Of weighted values, in rows so far apart.
+    pub acc: &'a mut [E],
+    pub stride: usize,
+    /// Of weights, and the shift under which they are.
+    pub sum: &'a [E],
+    pub shift: &'a [E],
+}
+
+/// Writes the outputs of `queries` queries from `i` on.
+pub(super) fn finish<E: Number>(
+    p: &Problem<E>,
+    gate: Option<&Values<E>>,
+    (batch, head, i): (usize, usize, usize),
+    Sums { acc, stride: v_stride, sum, shift }: Sums<E>,
+    queries: usize,
+    outputs: &Outputs<E>,
+) {
     for c in 0..queries {
         let seen = sum[c] != E::ZERO;
         let inverse = match p.weighting {

@@ -8,6 +8,8 @@
 //! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
 //!   for free.
 //!
+//! In BF16 training `packed` does the same with larger tiles, of factors that are packed once for a whole head.
+//!
 //! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]). A single query,
 //! as in decoding, has no lanes to share: `single` goes key by key.
 //! Tasks are cut by shape, and no sum depends on which task ran first.
@@ -15,6 +17,7 @@
 
 mod backward;
 mod forward;
+mod packed;
 mod product;
 mod single;
 mod softmax;

@@ -88,17 +88,13 @@ impl<E: Real> TileProduct<'_, E> {
 
     /// The whole product, whatever the band: what it would leave out is zero or not wanted.
     fn run_narrow(self) {
-        fn as_f32<E: Real>(x: &[E]) -> &[f32] {
-            // SAFETY: the real number of four bytes is f32.
-            unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) }
-        }
         let TileProduct { rows, depth, columns, a_strides: (row_stride, col_stride), .. } = self;
-        let a = MatRef { data: as_f32(self.a), offset: 0, rows, cols: depth, row_stride, col_stride };
-        let row_stride = self.b_stride;
-        let b = MatRef { data: as_f32(self.b), offset: 0, rows: depth, cols: columns, row_stride, col_stride: 1 };
-        // SAFETY: as in `as_f32`; the slice is borrowed mutably by `self`.
-        let data = unsafe { std::slice::from_raw_parts_mut(self.c.as_mut_ptr().cast::<f32>(), self.c.len()) };
-        let c = MatMut { data, offset: 0, rows, cols: columns, row_stride: self.c_stride, col_stride: 1 };
+        let (Some(a), Some(b), Some(c)) = (E::as_f32(self.a), E::as_f32(self.b), E::as_f32_mut(self.c)) else {
+            unreachable!("only F32 is narrowed")
+        };
+        let a = MatRef { data: a, offset: 0, rows, cols: depth, row_stride, col_stride };
+        let b = MatRef { data: b, offset: 0, rows: depth, cols: columns, row_stride: self.b_stride, col_stride: 1 };
+        let c = MatMut { data: c, offset: 0, rows, cols: columns, row_stride: self.c_stride, col_stride: 1 };
         gemm_bf16_serial(Operand::F32(a), Operand::F32(b), Output::F32(c), self.accumulate);
     }
 }

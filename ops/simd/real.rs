@@ -75,6 +75,10 @@ pub trait Real:
     /// Whether it is neither infinite nor a NaN.
     fn is_finite(self) -> bool;
 
+    /// The slice itself, where this is f32.
+    fn as_f32(x: &[Self]) -> Option<&[f32]>;
+    /// Likewise.
+    fn as_f32_mut(x: &mut [Self]) -> Option<&mut [f32]>;
     /// `out[i] = x[i]` from storage in BF16.
     fn widen(x: &[bf16], out: &mut [Self]);
     /// `out[i] = x[i]`, rounded to be stored in BF16.
@@ -96,7 +100,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($elem:ident, $widen:expr, $narrow:expr) => {
+    ($elem:ident, $widen:expr, $narrow:expr, $as_f32:expr) => {
         impl Real for $elem {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -155,6 +159,14 @@ macro_rules! real {
                 self.is_finite()
             }
 
+            #[inline]
+            fn as_f32(x: &[Self]) -> Option<&[f32]> {
+                $as_f32(x)
+            }
+            #[inline]
+            fn as_f32_mut(x: &mut [Self]) -> Option<&mut [f32]> {
+                $as_f32(x)
+            }
             fn widen(x: &[bf16], out: &mut [Self]) {
                 $widen(x, out);
             }
@@ -178,8 +190,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, half::widen, half::narrow);
-real!(f64, widen_to_f64, narrow_from_f64);
+real!(f32, half::widen, half::narrow, Some);
+real!(f64, widen_to_f64, narrow_from_f64, |_| None);
 
 fn widen_to_f64(x: &[bf16], out: &mut [f64]) {
     out.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_f64());

@@ -21,6 +21,7 @@ mod blocked;
 mod dot;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+pub(crate) mod packed;
 #[cfg(target_arch = "x86_64")]
 mod three;
 mod widened;
@@ -66,6 +67,17 @@ impl Operand<'_> {
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
         either!(Operand, self, m => (m.rows, m.cols))
+    }
+
+    /// Every element must be inside of its slice.
+    #[track_caller]
+    fn check_inside(&self, name: &str) {
+        let (rows, cols) = self.shape();
+        if rows > 0 && cols > 0 {
+            either!(Operand, self, m => {
+                extents(name, m.offset, m.data.len(), (rows, m.row_stride), (cols, m.col_stride));
+            });
+        }
     }
 
     /// The transposed view.
@@ -161,8 +173,8 @@ fn product(a: Operand, b: Operand, c: Output, accumulate: bool, parallel: bool) 
         return;
     }
     if k > 0 {
-        either!(Operand, &a, a => extents("A", a.offset, a.data.len(), (m, a.row_stride), (k, a.col_stride)));
-        either!(Operand, &b, b => extents("B", b.offset, b.data.len(), (k, b.row_stride), (n, b.col_stride)));
+        a.check_inside("A");
+        b.check_inside("B");
     }
     either!(Output, &c, c => {
         extents("C", c.offset, c.data.len(), (m, c.row_stride), (n, c.col_stride)).check_distinct();

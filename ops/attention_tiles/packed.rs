@@ -1,0 +1,355 @@
+//! Both passes with narrow products, on CPUs that are fast at them: keys, values, queries and gradients of a head are
+//! packed once, as [`Factor`]s, and meet in larger tiles than elsewhere, so that a sum of weighted rows is one long product
+//! instead of many that add to it.
+//!
+//! Forward, a task has some queries of a head: [`CHUNK`] keys at a time, `Sᵀ = K·Qᵀ`, weights, `out += P·V`. Backward, a task
+//! has a piece of the keys: for each tile of them all queries that see it, `dv = P·dout`, `dk = dS·q`, `dq += dSᵀ·k`.
+//! Softmax and its sums are in F32, as everywhere.
+
+use super::backward::Pass;
+use super::forward::{Outputs, Sums, finish};
+use super::softmax::{SoftmaxGradient, SoftmaxStep};
+use super::{Number, Problem, Scratch, Sees, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale};
+use crate::gemm::packed::{Factor, Part, Role, UNIT, is_available, multiply};
+use crate::gemm::{MatRef, Operand};
+use kumiki_tensor::threads;
+
+/// Keys (forward) or queries (backward) that meet a tile together.
+const CHUNK: usize = 512;
+/// Queries (forward) or keys (backward) of a tile.
+const TILE: usize = 128;
+/// Queries of a task in the forward pass: so many use keys and values that were packed once.
+const GROUP: usize = 512;
+
+/// Whether a problem is for these passes; a small one is done before its factors would be packed.
+pub(super) fn fits<E: Number>(sets: &[Problem<E>]) -> bool {
+    let [p] = sets else { return false };
+    let plain = matches!(p.sees, Sees::All | Sees::Causal) && p.key_mask.is_none() && p.pair_mask.is_none();
+    let large = p.queries.min(p.keys) >= UNIT && p.k.width + p.v.width() >= UNIT;
+    p.narrow && size_of::<E>() == 4 && plain && large && is_available()
+}
+
+/// From row to row of a tile of sums: whole units, and no power of two.
+fn stride(columns: usize) -> usize {
+    columns.next_multiple_of(UNIT) + 16
+}
+
+/// Rows that are `row_stride` apart, of numbers that are `stride` apart.
+fn matrix<E: Number>(data: &[E], rows: usize, cols: usize, (row_stride, col_stride): (usize, usize)) -> Operand<'_> {
+    let data = E::as_f32(data).expect("narrow products are of F32");
+    Operand::F32(MatRef { data, offset: 0, rows, cols, row_stride, col_stride })
+}
+
+fn part(factor: &Factor, from: usize, term: usize) -> Part<'_> {
+    Part { factor, from, term }
+}
+
+fn product<E: Number>(factors: [Part; 2], extents: [usize; 3], (c, stride): (&mut [E], usize), accumulate: bool) {
+    multiply(factors, extents, (E::as_f32_mut(c).expect("narrow products are of F32"), stride), accumulate);
+}
+
+impl<E: Number> Values<'_, E> {
+    /// `count` rows of a head, as they are stored.
+    fn matrix(&self, (batch, time, head): (usize, usize, usize), count: usize) -> Operand<'_> {
+        match self {
+            Values::Same(rows) => matrix(rows.from(batch, time, head), count, rows.width, (rows.time_stride(), 1)),
+            Values::Half(rows) => Operand::BF16(MatRef {
+                data: rows.from(batch, time, head),
+                offset: 0,
+                rows: count,
+                cols: rows.width,
+                row_stride: rows.time_stride(),
+                col_stride: 1,
+            }),
+        }
+    }
+}
+
+impl<E: Number> Problem<'_, E> {
+    /// The first query that sees key `j`, which may be past the last.
+    fn first_query(&self, j: usize) -> usize {
+        match self.sees {
+            Sees::Causal => j.saturating_sub(self.keys - self.queries),
+            _ => 0,
+        }
+    }
+}
+
+/// Fills the outputs of [`super::forward`].
+pub(super) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Values<E>>, outputs: &Outputs<E>) {
+    let groups = p.queries.div_ceil(GROUP);
+    let cost = GROUP * p.keys * (p.k.width + p.v.width()) / 8;
+    threads::parallel_for(p.batch * p.heads * groups, cost, |task| {
+        // The last groups see most: they come first.
+        let (head, group) = (task % (p.batch * p.heads), groups - 1 - task / (p.batch * p.heads));
+        let range = group * GROUP..p.queries.min((group + 1) * GROUP);
+        group_of_queries(p, gate, (head / p.heads, head % p.heads), range, outputs);
+    });
+}
+
+fn group_of_queries<E: Number>(
+    p: &Problem<E>,
+    gate: Option<&Values<E>>,
+    (batch, head): (usize, usize),
+    range: std::ops::Range<usize>,
+    outputs: &Outputs<E>,
+) {
+    let (width, values, all) = (p.k.width, p.v.width(), range.len().next_multiple_of(TILE));
+    let seen = p.seen(batch, &range);
+    let chunk = CHUNK.min(p.keys.next_multiple_of(UNIT));
+    let (s_stride, v_stride, q_stride) = (stride(TILE), stride(values), leading::<E>(width));
+    let sizes = [range.len() * q_stride, chunk * s_stride, all * v_stride, all, all, all];
+    let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+    let [rows, scores, acc, shift, sum, factor] = scratch.parts::<E, 6>(sizes);
+    let mut k = Factor::new(Role::Left, chunk, width);
+    let mut v = Factor::new(Role::Right, values, chunk);
+    let mut q = Factor::new(Role::Right, range.len(), width);
+    let mut weights = Factor::new(Role::Left, TILE, chunk);
+    p.q.copy(batch, range.start, head, range.len(), rows, q_stride);
+    scale(rows, p.scale);
+    q.pack((0, 0), matrix(rows, range.len(), width, (q_stride, 1)));
+    shift.fill(p.bounds[head].unwrap_or(E::NEG_INFINITY));
+    sum.fill(E::ZERO);
+    let fixed = p.bounds[head].is_some() || p.weighting == Weighting::SquaredRelu;
+
+    for j in seen.clone().step_by(chunk) {
+        let keys = chunk.min(seen.end - j);
+        k.pack((0, 0), Values::Same(p.k).matrix((batch, j, head), keys));
+        v.pack((0, 0), p.v.matrix((batch, j, head), keys).t());
+        for at in (0..range.len()).step_by(TILE) {
+            let queries = TILE.min(range.len() - at);
+            let i = range.start + at;
+            let keys = keys.min(p.seen(batch, &(i..i + queries)).end.saturating_sub(j));
+            if keys == 0 {
+                continue;
+            }
+            product([part(&k, 0, 0), part(&q, at, 0)], [keys, queries, width], (scores, s_stride), false);
+            let (shift, sum, factor) = (&mut shift[at..], &mut sum[at..], &mut factor[at..]);
+            let (stride, diagonal) = (s_stride, p.diagonal(i, j));
+            match p.weighting {
+                Weighting::Softmax => {
+                    SoftmaxStep { scores, stride, keys, queries, diagonal, fixed, shift, sum, factor }.run();
+                }
+                Weighting::SquaredRelu => SquaredRelu { scores, stride, keys, queries, diagonal }.run(),
+            }
+            let acc = &mut acc[at * v_stride..];
+            if j > seen.start && !fixed {
+                for (row, &factor) in acc.chunks_exact_mut(v_stride).zip(&*factor).take(queries) {
+                    if factor != E::ONE {
+                        scale(row, factor);
+                    }
+                }
+            }
+            weights.pack((0, 0), matrix(scores, queries, keys, (1, s_stride)));
+            product([part(&weights, 0, 0), part(&v, 0, 0)], [queries, values, keys], (acc, v_stride), j > seen.start);
+        }
+    }
+    for at in (0..range.len()).step_by(TILE) {
+        let queries = TILE.min(range.len() - at);
+        let sums = Sums { acc: &mut acc[at * v_stride..], stride: v_stride, sum: &sum[at..], shift: &shift[at..] };
+        finish(p, gate, (batch, head, range.start + at), sums, queries, outputs);
+    }
+}
+
+impl<E: Number, const N: usize> Pass<'_, E, N> {
+    /// As [`Pass::piece`] of a problem that [`fits`].
+    pub(super) fn packed_piece(&self, piece: usize, (batch, head): (usize, usize)) {
+        let (p, up, range) = (&self.sets[0], self.up, self.pieces[piece].keys.clone());
+        let [dk_out, dv_out] = &self.of_sets[0];
+        let (width, values, time) = (p.k.width, p.v.width(), p.queries);
+        let dgate = self.dgate.as_ref().filter(|_| self.is_last(piece));
+        // All queries pass by the last piece, for the gradient of the gate.
+        let first = if self.is_last(piece) { 0 } else { p.first_query(range.start) / UNIT * UNIT };
+        let (chunk, padded) = (CHUNK.min(time.next_multiple_of(UNIT)), time.next_multiple_of(UNIT));
+        let (s_stride, k_stride, v_stride) = (stride(chunk), stride(width), stride(values));
+        let sizes = [
+            UNIT * v_stride,
+            v_stride,
+            v_stride,
+            UNIT * k_stride,
+            padded,
+            padded,
+            TILE * s_stride,
+            TILE * s_stride,
+            TILE * k_stride,
+            TILE * v_stride,
+            padded * k_stride,
+        ];
+        let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+        let [dout, out, arrived, rows, lse, delta, scores, slopes, dk, dv, dq] = scratch.parts::<E, 11>(sizes);
+        let factor = |role, rows, terms| Factor::new(role, rows, terms);
+        let (mut q_t, mut q) = (factor(Role::Right, time, width), factor(Role::Right, width, time));
+        let (mut dout_t, mut douts) = (factor(Role::Right, time, values), factor(Role::Right, values, time));
+        let (mut k, mut v) = (factor(Role::Left, TILE, width), factor(Role::Left, TILE, values));
+        let mut k_t = factor(Role::Right, width, TILE);
+        let mut of_queries = factor(Role::Left, TILE, chunk);
+        let mut of_keys = factor(Role::Left, chunk, TILE);
+
+        delta.fill(E::ZERO);
+        lse.fill(E::ZERO);
+        if let Some(all) = up.lse {
+            lse[..time].copy_from_slice(&all[(batch * p.heads + head) * time..][..time]);
+        }
+        for i in (first..time).step_by(UNIT) {
+            let count = UNIT.min(time - i);
+            p.q.copy(batch, i, head, count, rows, k_stride);
+            scale(&mut rows[..count * k_stride], p.scale);
+            let queries = matrix(rows, count, width, (k_stride, 1));
+            q_t.pack((i, 0), queries);
+            q.pack((0, i), queries.t());
+            up.dout.copy(batch, i, head, count, dout, v_stride);
+            for (c, row) in dout.chunks_exact_mut(v_stride).take(count).enumerate() {
+                delta[i + c] = up.arrives(p, (batch, i + c, head), row, [out, arrived], dgate);
+            }
+            let arriving = matrix(dout, count, values, (v_stride, 1));
+            dout_t.pack((i, 0), arriving);
+            douts.pack((0, i), arriving.t());
+        }
+        dq.fill(E::ZERO);
+
+        let needs = [self.dq.is_some(), dk_out.is_some(), dv_out.is_some()];
+        let [need_q, need_k, need_v] = needs;
+        for j in range.clone().step_by(TILE).take_while(|_| needs.contains(&true)) {
+            let keys = TILE.min(range.end - j);
+            let rows_of_k = Values::Same(p.k);
+            let of_tile = rows_of_k.matrix((batch, j, head), keys);
+            k.pack((0, 0), of_tile);
+            k_t.pack((0, 0), of_tile.t());
+            v.pack((0, 0), p.v.matrix((batch, j, head), keys));
+            let from = (p.first_query(j) / UNIT * UNIT).min(time);
+            if from == time {
+                dk.fill(E::ZERO);
+                dv.fill(E::ZERO);
+            }
+            for i in (from..time).step_by(chunk) {
+                let queries = chunk.min(time - i);
+                product([part(&k, 0, 0), part(&q_t, i, 0)], [keys, queries, width], (scores, s_stride), false);
+                if need_q || need_k {
+                    product([part(&v, 0, 0), part(&dout_t, i, 0)], [keys, queries, values], (slopes, s_stride), false);
+                }
+                let (stride, diagonal) = (s_stride, p.diagonal(i, j));
+                {
+                    let (scores, slopes) = (&mut *scores, (need_q || need_k).then_some(&mut *slopes));
+                    match p.weighting {
+                        Weighting::Softmax => {
+                            let (lse, delta) = (&lse[i..], &delta[i..]);
+                            SoftmaxGradient { scores, slopes, stride, keys, queries, diagonal, lse, delta }.run();
+                        }
+                        Weighting::SquaredRelu => {
+                            SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run();
+                        }
+                    }
+                }
+                if need_v {
+                    of_queries.pack((0, 0), matrix(scores, keys, queries, (s_stride, 1)));
+                    product(
+                        [part(&of_queries, 0, 0), part(&douts, 0, i)],
+                        [keys, values, queries],
+                        (dv, v_stride),
+                        i > from,
+                    );
+                }
+                if need_k {
+                    of_queries.pack((0, 0), matrix(slopes, keys, queries, (s_stride, 1)));
+                    product(
+                        [part(&of_queries, 0, 0), part(&q, 0, i)],
+                        [keys, width, queries],
+                        (dk, k_stride),
+                        i > from,
+                    );
+                }
+                if need_q {
+                    of_keys.pack((0, 0), matrix(slopes, queries, keys, (1, s_stride)));
+                    let dq = &mut dq[i * k_stride..];
+                    product([part(&of_keys, 0, 0), part(&k_t, 0, 0)], [queries, width, keys], (dq, k_stride), true);
+                }
+            }
+            for (out, rows, stride, width) in [(dk_out, &*dk, k_stride, width), (dv_out, &*dv, v_stride, values)] {
+                let Some(out) = out else { continue };
+                for (c, row) in rows.chunks_exact(stride).take(keys).enumerate() {
+                    // SAFETY: this task alone has this head and these keys.
+                    unsafe { out.write((batch * p.keys + j + c) * p.heads + head, &row[..width]) };
+                }
+            }
+        }
+        let Some(out) = &self.dq else { return };
+        let turn = self.turns.wait(batch * p.heads + head, 0, piece);
+        for (i, row) in dq.chunks_exact(k_stride).take(time).enumerate() {
+            // SAFETY: it is this task's turn with this head.
+            let out = unsafe { out.row_mut((batch * time + i) * p.heads + head, width) };
+            match piece {
+                0 => out.iter_mut().zip(row).for_each(|(y, &x)| *y = x * p.scale),
+                _ => out.iter_mut().zip(row).for_each(|(y, &x)| *y += x * p.scale),
+            }
+        }
+        turn.pass();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::gemm::is_fast;
+    use crate::simd::{Level, with_level};
+    use crate::{AttentionOptions, attention, causal_attention, gate_aggregate_mul, gau_attention_mul};
+    use kumiki_autograd::{Param, Tape, Var};
+    use kumiki_tensor::{DType, Rng, poison_fresh_buffers, threads::with_threads};
+
+    type Operator = fn(&[Var]) -> Var;
+
+    /// The result and all gradients.
+    fn run(shapes: &[Vec<usize>], f: Operator, narrow: bool) -> Vec<Vec<f64>> {
+        let mut rng = Rng::new(7);
+        let mut normal = |shape: &[usize]| rng.normal(DType::F32, shape, 0.0, 1.0);
+        let params: Vec<Param> = shapes.iter().map(|shape| Param::new(normal(shape))).collect();
+        let tape = Tape::new().with_narrow_products(narrow);
+        let inputs: Vec<Var> = params.iter().map(|param| tape.param(param)).collect();
+        let y = f(&inputs);
+        let dout = normal(y.shape());
+        let grads = tape.backward_from(&[(&y, dout)]);
+        let of = |param: &Param| grads.of(param).expect("a gradient").to_f64_vec();
+        std::iter::once(y.value().to_f64_vec()).chain(params.iter().map(of)).collect()
+    }
+
+    /// Around tiles, chunks, groups and pieces: results and gradients follow those in F32, for any number of threads.
+    #[test]
+    fn shapes_of_every_kind_follow_f32() {
+        poison_fresh_buffers(true);
+        let gate: Operator = |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &crate::exp(&x[4]), &x[3]);
+        let gau: Operator = |x| gau_attention_mul(&x[0], &x[1], &x[2], &x[3]);
+        let causal: Operator = |x| causal_attention(&x[0], &x[1], &x[2]);
+        let all: Operator =
+            |x| attention(&x[0], &x[1], &x[2], &AttentionOptions { causal: false, ..AttentionOptions::default() });
+        let heads = |[b, tq, tk, h, k, g]: [usize; 6]| {
+            vec![vec![b, tq, h, k], vec![b, tk, h, k], vec![b, tk, h, g], vec![b, tq, h, g], vec![h]]
+        };
+        let flat = |[b, tq, tk, k, g]: [usize; 5]| vec![vec![b, tq, k], vec![b, tk, k], vec![b, tk, g], vec![b, tq, g]];
+        let cases: [(&str, Vec<Vec<usize>>, Operator); 9] = [
+            ("gate, one unit", heads([1, 32, 32, 1, 4, 40]), gate),
+            ("gate, past a chunk", heads([1, 530, 530, 2, 8, 33]), gate),
+            ("gate, the last 45 of 700", heads([2, 45, 700, 1, 16, 70]), gate),
+            ("gau", flat([2, 200, 200, 20, 130]), gau),
+            ("gau, pieces of one head", flat([1, 1100, 1100, 32, 64]), gau),
+            ("causal, past a group", heads([1, 1030, 1030, 1, 12, 24])[..3].to_vec(), causal),
+            ("causal, wide keys", heads([1, 129, 131, 2, 100, 8])[..3].to_vec(), causal),
+            ("all, more keys", heads([1, 33, 600, 2, 9, 31])[..3].to_vec(), all),
+            ("all, more queries", heads([1, 600, 35, 2, 9, 31])[..3].to_vec(), all),
+        ];
+        for level in Level::available() {
+            for (name, shapes, f) in &cases {
+                let [wide, narrow, other, third] = [(false, 2), (true, 1), (true, 2), (true, 8)]
+                    .map(|(narrow, threads)| with_threads(threads, || with_level(level, || run(shapes, *f, narrow))));
+                assert!(narrow == other && narrow == third, "{name} at {level}: threads change bits");
+                assert!(!with_level(level, is_fast) || narrow[0] != wide[0], "{name} at {level}: nothing is narrow");
+                let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+                // That of tau sums up what those of all q are along q, and most of it cancels.
+                let of_q = norm(&wide[1]);
+                for (i, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
+                    let difference: Vec<f64> = wide.iter().zip(narrow).map(|(a, b)| a - b).collect();
+                    let whole = if i == 5 { of_q } else { norm(wide) };
+                    let off = norm(&difference) / whole;
+                    assert!(off < 0.02, "{name} at {level}, {i}: off by {off}");
+                }
+            }
+        }
+    }
+}
