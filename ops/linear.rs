@@ -2,8 +2,10 @@
 //!
 //! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
 //! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
-//! where it is needed. Where an operand [is narrow](Var::is_narrow) the factors of all three are rounded to BF16. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those are
-//! saved and multiplied again: `x` itself is freed. BF16 operands are saved as such and computed in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
+//! where it is needed. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those
+//! are saved and multiplied again: `x` itself is freed. Where an operand [is narrow](Var::is_narrow) the factors of all
+//! three products are rounded to BF16. Operands that are BF16 are saved as such and, unless products are narrow, computed
+//! with in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::shape::Dims;

@@ -1,17 +1,19 @@
 //! Both passes with narrow products, on CPUs that are fast at them: keys, values, queries and gradients of a head are
-//! packed once, as [`Factor`]s, and meet in larger tiles than elsewhere, so that a sum of weighted rows is one long product
+//! packed once, as [`Prepacked`], and meet in larger tiles than elsewhere, so that a sum of weighted rows is one long product
 //! instead of many that add to it.
 //!
 //! Forward, a task has some queries of a head: [`CHUNK`] keys at a time, `Sᵀ = K·Qᵀ`, weights, `out += P·V`. Backward, a task
 //! has a piece of the keys: for each tile of them all queries that see it, `dv = P·dout`, `dk = dS·q`, `dq += dSᵀ·k`.
 //! Softmax and its sums are in F32, as everywhere.
 
-use super::backward::Pass;
+use super::backward::{Pass, Upstream};
 use super::forward::{Outputs, Sums, finish};
 use super::softmax::{SoftmaxGradient, SoftmaxStep};
-use super::{Number, Problem, Scratch, Sees, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale};
-use crate::gemm::packed::{Factor, Part, Role, UNIT, is_available, multiply};
-use crate::gemm::{MatRef, Operand};
+use super::{
+    Number, Problem, Scratch, Sees, SharedValues, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale,
+};
+use crate::gemm::packed::{Part, Prepacked, UNIT, is_available, multiply};
+use crate::gemm::{MatRef, Operand, Side};
 use kumiki_tensor::threads;
 
 /// Keys (forward) or queries (backward) that meet a tile together.
@@ -40,7 +42,7 @@ fn matrix<E: Number>(data: &[E], rows: usize, cols: usize, (row_stride, col_stri
     Operand::F32(MatRef { data, offset: 0, rows, cols, row_stride, col_stride })
 }
 
-fn part(factor: &Factor, from: usize, term: usize) -> Part<'_> {
+fn part(factor: &Prepacked, from: usize, term: usize) -> Part<'_> {
     Part { factor, from, term }
 }
 
@@ -66,7 +68,7 @@ impl<E: Number> Values<'_, E> {
 }
 
 impl<E: Number> Problem<'_, E> {
-    /// The first query that sees key `j`, which may be past the last.
+    /// The first query that sees key `j`.
     fn first_query(&self, j: usize) -> usize {
         match self.sees {
             Sees::Causal => j.saturating_sub(self.keys - self.queries),
@@ -101,10 +103,10 @@ fn group_of_queries<E: Number>(
     let sizes = [range.len() * q_stride, chunk * s_stride, all * v_stride, all, all, all];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
     let [rows, scores, acc, shift, sum, factor] = scratch.parts::<E, 6>(sizes);
-    let mut k = Factor::new(Role::Left, chunk, width);
-    let mut v = Factor::new(Role::Right, values, chunk);
-    let mut q = Factor::new(Role::Right, range.len(), width);
-    let mut weights = Factor::new(Role::Left, TILE, chunk);
+    let mut k = Prepacked::new(Side::A, chunk, width);
+    let mut v = Prepacked::new(Side::B, values, chunk);
+    let mut q = Prepacked::new(Side::B, range.len(), width);
+    let mut weights = Prepacked::new(Side::A, TILE, chunk);
     p.q.copy(batch, range.start, head, range.len(), rows, q_stride);
     scale(rows, p.scale);
     q.pack((0, 0), matrix(rows, range.len(), width, (q_stride, 1)));
@@ -151,6 +153,52 @@ fn group_of_queries<E: Number>(
     }
 }
 
+/// The queries of a head, scaled, and the gradients of their outputs, each on side B in both directions.
+struct Queries {
+    /// `[T_q, K]`, and `[K, T_q]`.
+    q_t: Prepacked,
+    q: Prepacked,
+    /// `[T_q, G]`, and `[G, T_q]`.
+    dout_t: Prepacked,
+    dout: Prepacked,
+}
+
+impl Queries {
+    /// Those from `first` on; fills in `delta`, and writes the gradient of the gate where it is wanted.
+    fn pack<E: Number>(
+        p: &Problem<E>,
+        up: &Upstream<E>,
+        (batch, head): (usize, usize),
+        first: usize,
+        delta: &mut [E],
+        dgate: Option<&SharedValues<E>>,
+    ) -> Queries {
+        let (width, values, time) = (p.k.width, p.v.width(), p.queries);
+        let [mut q_t, mut q, mut dout_t, mut dout] = [(time, width), (width, time), (time, values), (values, time)]
+            .map(|(rows, terms)| Prepacked::new(Side::B, rows, terms));
+        let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
+        let sizes = [UNIT * k_stride, UNIT * v_stride, v_stride, v_stride];
+        let mut scratch = Scratch::new::<E>(sizes.iter().sum());
+        let [rows, arrived, out, product] = scratch.parts::<E, 4>(sizes);
+        for i in (first..time).step_by(UNIT) {
+            let count = UNIT.min(time - i);
+            p.q.copy(batch, i, head, count, rows, k_stride);
+            scale(&mut rows[..count * k_stride], p.scale);
+            up.dout.copy(batch, i, head, count, arrived, v_stride);
+            for (c, row) in arrived.chunks_exact_mut(v_stride).take(count).enumerate() {
+                delta[i + c] = up.arrives(p, (batch, i + c, head), row, [out, product], dgate);
+            }
+            let queries = matrix(rows, count, width, (k_stride, 1));
+            let arrived = matrix(arrived, count, values, (v_stride, 1));
+            q_t.pack((i, 0), queries);
+            q.pack((0, i), queries.t());
+            dout_t.pack((i, 0), arrived);
+            dout.pack((0, i), arrived.t());
+        }
+        Queries { q_t, q, dout_t, dout }
+    }
+}
+
 impl<E: Number, const N: usize> Pass<'_, E, N> {
     /// As [`Pass::piece`] of a problem that [`fits`].
     pub(super) fn packed_piece(&self, piece: usize, (batch, head): (usize, usize)) {
@@ -162,49 +210,20 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
         let first = if self.is_last(piece) { 0 } else { p.first_query(range.start) / UNIT * UNIT };
         let (chunk, padded) = (CHUNK.min(time.next_multiple_of(UNIT)), time.next_multiple_of(UNIT));
         let (s_stride, k_stride, v_stride) = (stride(chunk), stride(width), stride(values));
-        let sizes = [
-            UNIT * v_stride,
-            v_stride,
-            v_stride,
-            UNIT * k_stride,
-            padded,
-            padded,
-            TILE * s_stride,
-            TILE * s_stride,
-            TILE * k_stride,
-            TILE * v_stride,
-            padded * k_stride,
-        ];
+        let sizes =
+            [padded, padded, TILE * s_stride, TILE * s_stride, TILE * k_stride, TILE * v_stride, padded * k_stride];
         let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-        let [dout, out, arrived, rows, lse, delta, scores, slopes, dk, dv, dq] = scratch.parts::<E, 11>(sizes);
-        let factor = |role, rows, terms| Factor::new(role, rows, terms);
-        let (mut q_t, mut q) = (factor(Role::Right, time, width), factor(Role::Right, width, time));
-        let (mut dout_t, mut douts) = (factor(Role::Right, time, values), factor(Role::Right, values, time));
-        let (mut k, mut v) = (factor(Role::Left, TILE, width), factor(Role::Left, TILE, values));
-        let mut k_t = factor(Role::Right, width, TILE);
-        let mut of_queries = factor(Role::Left, TILE, chunk);
-        let mut of_keys = factor(Role::Left, chunk, TILE);
-
-        delta.fill(E::ZERO);
+        let [lse, delta, scores, slopes, dk, dv, dq] = scratch.parts::<E, 7>(sizes);
         lse.fill(E::ZERO);
+        delta.fill(E::ZERO);
         if let Some(all) = up.lse {
             lse[..time].copy_from_slice(&all[(batch * p.heads + head) * time..][..time]);
         }
-        for i in (first..time).step_by(UNIT) {
-            let count = UNIT.min(time - i);
-            p.q.copy(batch, i, head, count, rows, k_stride);
-            scale(&mut rows[..count * k_stride], p.scale);
-            let queries = matrix(rows, count, width, (k_stride, 1));
-            q_t.pack((i, 0), queries);
-            q.pack((0, i), queries.t());
-            up.dout.copy(batch, i, head, count, dout, v_stride);
-            for (c, row) in dout.chunks_exact_mut(v_stride).take(count).enumerate() {
-                delta[i + c] = up.arrives(p, (batch, i + c, head), row, [out, arrived], dgate);
-            }
-            let arriving = matrix(dout, count, values, (v_stride, 1));
-            dout_t.pack((i, 0), arriving);
-            douts.pack((0, i), arriving.t());
-        }
+        let all = Queries::pack(p, up, (batch, head), first, delta, dgate);
+        let (mut k, mut v) = (Prepacked::new(Side::A, TILE, width), Prepacked::new(Side::A, TILE, values));
+        let mut k_t = Prepacked::new(Side::B, width, TILE);
+        let mut by_key = Prepacked::new(Side::A, TILE, chunk);
+        let mut by_query = Prepacked::new(Side::A, chunk, TILE);
         dq.fill(E::ZERO);
 
         let needs = [self.dq.is_some(), dk_out.is_some(), dv_out.is_some()];
@@ -216,52 +235,43 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
             k.pack((0, 0), of_tile);
             k_t.pack((0, 0), of_tile.t());
             v.pack((0, 0), p.v.matrix((batch, j, head), keys));
-            let from = (p.first_query(j) / UNIT * UNIT).min(time);
-            if from == time {
-                dk.fill(E::ZERO);
-                dv.fill(E::ZERO);
-            }
+            // The last query sees every key, so that there is one.
+            let from = p.first_query(j) / UNIT * UNIT;
             for i in (from..time).step_by(chunk) {
                 let queries = chunk.min(time - i);
-                product([part(&k, 0, 0), part(&q_t, i, 0)], [keys, queries, width], (scores, s_stride), false);
+                product([part(&k, 0, 0), part(&all.q_t, i, 0)], [keys, queries, width], (scores, s_stride), false);
                 if need_q || need_k {
-                    product([part(&v, 0, 0), part(&dout_t, i, 0)], [keys, queries, values], (slopes, s_stride), false);
+                    product(
+                        [part(&v, 0, 0), part(&all.dout_t, i, 0)],
+                        [keys, queries, values],
+                        (slopes, s_stride),
+                        false,
+                    );
                 }
                 let (stride, diagonal) = (s_stride, p.diagonal(i, j));
-                {
-                    let (scores, slopes) = (&mut *scores, (need_q || need_k).then_some(&mut *slopes));
-                    match p.weighting {
-                        Weighting::Softmax => {
-                            let (lse, delta) = (&lse[i..], &delta[i..]);
-                            SoftmaxGradient { scores, slopes, stride, keys, queries, diagonal, lse, delta }.run();
-                        }
-                        Weighting::SquaredRelu => {
-                            SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run();
-                        }
+                let of_tile = (&mut *scores, (need_q || need_k).then_some(&mut *slopes));
+                match (p.weighting, of_tile) {
+                    (Weighting::Softmax, (scores, slopes)) => {
+                        let (lse, delta) = (&lse[i..], &delta[i..]);
+                        SoftmaxGradient { scores, slopes, stride, keys, queries, diagonal, lse, delta }.run();
+                    }
+                    (Weighting::SquaredRelu, (scores, slopes)) => {
+                        SquaredReluGradient { scores, slopes, stride, keys, queries, diagonal }.run();
                     }
                 }
-                if need_v {
-                    of_queries.pack((0, 0), matrix(scores, keys, queries, (s_stride, 1)));
-                    product(
-                        [part(&of_queries, 0, 0), part(&douts, 0, i)],
-                        [keys, values, queries],
-                        (dv, v_stride),
-                        i > from,
-                    );
-                }
-                if need_k {
-                    of_queries.pack((0, 0), matrix(slopes, keys, queries, (s_stride, 1)));
-                    product(
-                        [part(&of_queries, 0, 0), part(&q, 0, i)],
-                        [keys, width, queries],
-                        (dk, k_stride),
-                        i > from,
-                    );
+                let sums = [
+                    (need_v, &*scores, &all.dout, &mut *dv, values, v_stride),
+                    (need_k, &*slopes, &all.q, &mut *dk, width, k_stride),
+                ];
+                for (_, weights, rows, sum, columns, stride) in sums.into_iter().filter(|(needed, ..)| *needed) {
+                    by_key.pack((0, 0), matrix(weights, keys, queries, (s_stride, 1)));
+                    let factors = [part(&by_key, 0, 0), part(rows, 0, i)];
+                    product(factors, [keys, columns, queries], (sum, stride), i > from);
                 }
                 if need_q {
-                    of_keys.pack((0, 0), matrix(slopes, queries, keys, (1, s_stride)));
+                    by_query.pack((0, 0), matrix(slopes, queries, keys, (1, s_stride)));
                     let dq = &mut dq[i * k_stride..];
-                    product([part(&of_keys, 0, 0), part(&k_t, 0, 0)], [queries, width, keys], (dq, k_stride), true);
+                    product([part(&by_query, 0, 0), part(&k_t, 0, 0)], [queries, width, keys], (dq, k_stride), true);
                 }
             }
             for (out, rows, stride, width) in [(dk_out, &*dk, k_stride, width), (dv_out, &*dv, v_stride, values)] {

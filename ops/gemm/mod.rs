@@ -25,7 +25,7 @@ use crate::simd::{Level, Real, level};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use bf16::has_amx;
 pub use bf16::{Factor, Operand, Output, gemm_bf16, gemm_bf16_serial};
-pub(crate) use bf16::{is_fast, packed};
+pub(crate) use bf16::{Side, is_fast, packed};
 
 /// Terms per pass over C: B's sliver of this depth and A's block stay in the first two cache levels.
 pub(crate) const KC: usize = 256;

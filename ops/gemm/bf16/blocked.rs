@@ -9,8 +9,9 @@ use kumiki_tensor::{bf16, threads};
 
 use super::super::for_pieces;
 use super::super::pack::{Room, with_scratch};
+use super::Side;
 use super::amx;
-use super::pack::{PANEL, STEP, STEP_LEN, Side, Source, Start};
+use super::pack::{PANEL, STEP, STEP_LEN, Source, Start};
 use crate::simd::Level;
 
 /// An A of at most so many packed numbers is packed once.

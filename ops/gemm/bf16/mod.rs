@@ -34,6 +34,15 @@ use crate::simd::{Level, Real, level};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::is_available as has_amx;
 
+/// The side of a product that a factor is on, whose tiles have a layout of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Left; its rows are those of the product.
+    A,
+    /// Right; its columns are those of the product.
+    B,
+}
+
 /// A matrix to read, in either storage.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
@@ -234,6 +243,7 @@ pub(super) fn has_three_parts<E: Real>(product: &Product<E>) -> bool {
 }
 
 /// The product in F32 on tiles, each number in three parts.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no other CPU has tiles"))]
 pub(super) fn three_parts<E: Real>(product: Product<E>, parallel: bool) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use kumiki_tensor::bf16;
 
 use super::blocked::{Form, Panels};
-use super::{amx, dot};
+use super::{Side, amx, dot};
 use crate::simd::Level;
 
 /// Rows of A, or columns of B, of a panel.
@@ -105,13 +105,6 @@ impl Form for One {
             }
         }
     }
-}
-
-/// Whose tiles are made.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    A,
-    B,
 }
 
 /// Packs `rows` rows (of A; columns of B) of `terms` terms into panels of `terms` rounded up to whole steps.

@@ -2,15 +2,18 @@
 //! in steps that a fused operator calls one by one on its thread.
 //!
 //! [`gemm_bf16`]: super::gemm_bf16
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86 has instructions for it"))]
 
-use kumiki_tensor::{DType, Tensor, bf16};
+#[cfg(target_arch = "x86_64")]
+use kumiki_tensor::bf16;
+use kumiki_tensor::{DType, Tensor};
 
-use super::Operand;
+use super::{Operand, Side};
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
     blocked::{Form, Panels},
-    pack::{One, STEP_LEN, Side},
+    pack::{One, STEP_LEN},
     source,
 };
 #[cfg(target_arch = "x86_64")]
@@ -21,18 +24,10 @@ pub(crate) const UNIT: usize = 32;
 /// Steps of one pass: a panel of B of so many stays in the first cache level.
 const PASS: usize = 8;
 
-/// Which side of a product a factor is on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// On the left; its rows are those of the product.
-    Left,
-    /// On the right; its rows are the columns of the product: it is given transposed.
-    Right,
-}
-
-/// A matrix of `[rows, terms]` in BF16, in panels of [`UNIT`] rows.
-pub(crate) struct Factor {
-    role: Role,
+/// A factor of `[rows, terms]` in BF16, in panels of [`UNIT`] rows. On side B its rows are the columns of the product: it is
+/// given transposed.
+pub(crate) struct Prepacked {
+    side: Side,
     numbers: Tensor,
     panels: usize,
     steps: usize,
@@ -43,12 +38,12 @@ pub(crate) fn is_available() -> bool {
     super::is_fast()
 }
 
-impl Factor {
+impl Prepacked {
     /// Room for so many rows and terms, none of which has a value yet.
-    pub fn new(role: Role, rows: usize, terms: usize) -> Factor {
+    pub fn new(side: Side, rows: usize, terms: usize) -> Prepacked {
         let (panels, steps) = (rows.div_ceil(UNIT), terms.div_ceil(UNIT));
         let numbers = Tensor::empty(DType::BF16, &[panels * steps * UNIT * UNIT]);
-        Factor { role, numbers, panels, steps }
+        Prepacked { side, numbers, panels, steps }
     }
 
     /// Packs a matrix of `[rows, terms]` as the part that begins at row and term `at`.
@@ -68,7 +63,6 @@ impl Factor {
         {
             assert!(is_available());
             matrix.check_inside("a part");
-            let side = if self.role == Role::Left { Side::A } else { Side::B };
             let (source, all) = (source(&matrix), self.steps);
             let numbers = self.numbers.as_mut_slice::<bf16>().as_mut_ptr();
             for i in 0..panels {
@@ -77,7 +71,7 @@ impl Factor {
                 // steps, as asserted.
                 unsafe {
                     let to = numbers.add(((panel + i) * all + step) * STEP_LEN);
-                    One::panels(side, to, source.at(i * UNIT, 0), some, terms, &mut [0]);
+                    One::panels(self.side, to, source.at(i * UNIT, 0), some, terms, &mut [0]);
                 }
             }
         }
@@ -87,7 +81,7 @@ impl Factor {
 /// Part of a factor in a product: rows (or columns of the product) from `from` on, terms from `term` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
-    pub factor: &'a Factor,
+    pub factor: &'a Prepacked,
     pub from: usize,
     pub term: usize,
 }
@@ -96,7 +90,6 @@ pub(crate) struct Part<'a> {
 ///
 /// # Panics
 /// When a factor is on the wrong side, a part does not begin at a multiple of [`UNIT`], or something is not inside.
-#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
 pub(crate) fn multiply(
     [a, b]: [Part; 2],
     [rows, columns, terms]: [usize; 3],
@@ -107,9 +100,9 @@ pub(crate) fn multiply(
         return;
     }
     let [rows, columns, steps] = [rows, columns, terms].map(|extent| extent.div_ceil(UNIT));
-    for (part, role, panels) in [(a, Role::Left, rows), (b, Role::Right, columns)] {
+    for (part, side, panels) in [(a, Side::A, rows), (b, Side::B, columns)] {
         let Part { factor, from, term } = part;
-        assert!(factor.role == role && from.is_multiple_of(UNIT) && term.is_multiple_of(UNIT));
+        assert!(factor.side == side && from.is_multiple_of(UNIT) && term.is_multiple_of(UNIT));
         assert!(from / UNIT + panels <= factor.panels && term / UNIT + steps <= factor.steps);
     }
     assert!(columns * UNIT <= stride && (rows * UNIT - 1) * stride + columns * UNIT <= c.len());
@@ -168,7 +161,7 @@ mod tests {
                     return;
                 }
                 let (mut left, mut right) =
-                    (Factor::new(Role::Left, rows, terms), Factor::new(Role::Right, columns, terms));
+                    (Prepacked::new(Side::A, rows, terms), Prepacked::new(Side::B, columns, terms));
                 // In two parts each, from either storage.
                 for (from, to) in [(0, 64), (64, rows)] {
                     let part = wide_a.narrow(0, from, to - from).contiguous();

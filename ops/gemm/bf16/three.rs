@@ -8,9 +8,10 @@ use std::arch::x86_64::*;
 
 use kumiki_tensor::bf16;
 
+use super::Side;
 use super::amx;
 use super::blocked::{Block, Form, Panels};
-use super::pack::{PANEL, STEP, STEP_LEN, Side, Source, transposed};
+use super::pack::{PANEL, STEP, STEP_LEN, Source, transposed};
 use crate::simd::Level;
 
 /// Packed numbers of a step of a panel.

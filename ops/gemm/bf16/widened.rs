@@ -4,6 +4,7 @@ use kumiki_tensor::{bf16, threads};
 
 use super::super::{MatMut, MatRef, gemm, gemm_serial};
 use super::{Operand, Output};
+use crate::simd::narrow;
 
 /// Elements that one task widens.
 const PIECE: usize = 16 * 1024;
@@ -18,6 +19,15 @@ pub(super) fn run(a: Operand, b: Operand, c: Output, accumulate: bool, parallel:
         Output::BF16(c) => {
             let mut sums = vec![0.0f32; m * n];
             product(1.0, a, b, 0.0, MatMut::new(&mut sums, m, n));
+            if c.col_stride == 1 && c.row_stride >= n && !accumulate {
+                let rows = (PIECE / n).max(1);
+                let cost = if parallel { PIECE } else { 0 };
+                threads::parallel_chunks_mut(&mut c.data[c.offset..], rows * c.row_stride, cost, |piece, to| {
+                    let sums = sums[piece * rows * n..].chunks(n).take(rows);
+                    to.chunks_mut(c.row_stride).zip(sums).for_each(|(to, sums)| narrow(sums, &mut to[..n]));
+                });
+                return;
+            }
             for (i, row) in sums.chunks(n).enumerate() {
                 for (j, &sum) in row.iter().enumerate() {
                     let to = &mut c.data[c.offset + i * c.row_stride + j * c.col_stride];
