@@ -1,19 +1,17 @@
 //! Elementwise loops over tensors, and the operator that every formula of one number becomes.
 //!
 //! A formula is a small struct: [`Unary`] is its value, [`Binary`] with arguments `(dout, saved)` its gradient. Loops are
-//! cut every [`CHUNK`] elements. BF16 goes through an F32 block on the stack: read and written once, rounded once.
+//! cut every [`CHUNK`] elements. BF16 is read and written once, and rounded once ([`stored`](crate::stored)).
 //! A gradient overwrites `dout` when nobody else holds it.
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
-use crate::simd::{Binary, Real, Unary, map_binary, map_binary_inplace, map_unary, map_unary_inplace, narrow, widen};
+use crate::simd::{Binary, Real, Unary, map_binary, map_binary_inplace, map_unary, map_unary_inplace};
+use crate::stored::{map_stored, zip_stored, zip_stored_inplace};
 
 /// Elements of one task.
 pub(crate) const CHUNK: usize = 16 * 1024;
-
-/// Elements of BF16 that are widened at a time: three such blocks of F32 stay in the first-level cache.
-pub(crate) const BLOCK: usize = 1024;
 
 /// [`threads::parallel_chunks_mut`], compiled once for each type of element and not once for each formula.
 pub(crate) fn in_chunks<T: Send>(out: &mut [T], chunk: usize, cost: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
@@ -43,13 +41,7 @@ pub(crate) fn map(f: &impl Formula1, x: &Tensor) -> Tensor {
         _ => {
             let x = x.as_slice::<bf16>();
             in_chunks(out.as_mut_slice::<bf16>(), CHUNK, CHUNK, &|i, piece| {
-                let (mut wide, mut result) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for (y, x) in piece.chunks_mut(BLOCK).zip(x[i * CHUNK..].chunks(BLOCK)) {
-                    let (wide, result) = (&mut wide[..y.len()], &mut result[..y.len()]);
-                    widen(&x[..y.len()], wide);
-                    map_unary(f, wide, result);
-                    narrow(result, y);
-                }
+                map_stored(f, &x[i * CHUNK..][..piece.len()], piece);
             });
         }
     }
@@ -86,14 +78,10 @@ pub(crate) fn zip(f: &impl Formula2, x: Tensor, y: &Tensor) -> Tensor {
                 if x.is_unique() { (x, None) } else { (Tensor::empty(x.dtype(), x.shape()), Some(x)) };
             let (shared, y) = (shared.as_ref().map(|x| x.as_slice::<bf16>()), y.as_slice::<bf16>());
             in_chunks(out.as_mut_slice::<bf16>(), CHUNK, CHUNK, &|i, piece| {
-                let (mut a, mut b) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for (block, out) in piece.chunks_mut(BLOCK).enumerate() {
-                    let at = i * CHUNK + block * BLOCK..i * CHUNK + block * BLOCK + out.len();
-                    let (a, b) = (&mut a[..out.len()], &mut b[..out.len()]);
-                    widen(shared.map_or(&*out, |x| &x[at.clone()]), a);
-                    widen(&y[at], b);
-                    map_binary_inplace(f, a, b);
-                    narrow(a, out);
+                let at = i * CHUNK..i * CHUNK + piece.len();
+                match shared {
+                    Some(x) => zip_stored(f, &x[at.clone()], &y[at], piece),
+                    None => zip_stored_inplace(f, piece, &y[at]),
                 }
             });
             out

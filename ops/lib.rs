@@ -53,6 +53,7 @@ mod rows;
 mod silu_integral;
 pub mod simd;
 mod softmax;
+mod stored;
 mod sums;
 mod swiglu;
 #[doc(hidden)]

@@ -9,10 +9,11 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
-use crate::elementwise::{BLOCK, writable, zip};
+use crate::elementwise::{writable, zip};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
-use crate::simd::{Binary, Kernel, Lanes, Real, narrow, widen};
+use crate::simd::{Binary, Kernel, Lanes, Real};
+use crate::stored::pass_stored;
 
 const CHUNK: usize = 8 * 1024;
 
@@ -53,7 +54,7 @@ impl Backward for SwigluBackward {
         match dup.dtype() {
             DType::F32 => gradients::<f32>(&self, &mut dup, &mut dgate, run),
             DType::F64 => gradients::<f64>(&self, &mut dup, &mut dgate, run),
-            _ => gradients::<bf16>(&self, &mut dup, &mut dgate, run_widened),
+            _ => gradients::<bf16>(&self, &mut dup, &mut dgate, |from, to| pass_stored(&Slopes, from, to)),
         }
         // Both come out of the same sigmoid and the same pass; the one that is not needed costs one write.
         vec![needs[0].then_some(dgate), needs[1].then_some(dup)]
@@ -81,20 +82,6 @@ fn gradients<E: Element>(
 
 fn run<E: Real>([gate, up]: [&[E]; 2], [dup, dgate]: [&mut [E]; 2]) {
     E::dispatch(Gradients { gate, up, dup, dgate });
-}
-
-fn run_widened([gate, up]: [&[bf16]; 2], [dup, dgate]: [&mut [bf16]; 2]) {
-    let mut wide = [[0f32; BLOCK]; 4];
-    for i in (0..gate.len()).step_by(BLOCK) {
-        let at = i..gate.len().min(i + BLOCK);
-        let [g, u, du, dg] = wide.each_mut().map(|block| &mut block[..at.len()]);
-        for (from, to) in [(&gate[at.clone()], &mut *g), (&up[at.clone()], u), (&dup[at.clone()], du)] {
-            widen(from, to);
-        }
-        run([g, u], [&mut *du, &mut *dg]);
-        narrow(du, &mut dup[at.clone()]);
-        narrow(dg, &mut dgate[at]);
-    }
 }
 
 /// `SiLU(gate) · up`.
@@ -130,7 +117,8 @@ impl<E: Real> Formula<E, 2, 2, 0> for Slopes {
         let one = L::splat(E::ONE);
         // σ(g) and σ(-g) from one exponential that cannot overflow.
         let e = (-gate.abs()).exp();
-        let (large, small) = (one / (one + e), e / (one + e));
+        let large = one / (one + e);
+        let small = e * large;
         let negative = gate.lt(L::splat(E::ZERO));
         let (s, rest) = (L::select(negative, small, large), L::select(negative, large, small));
         [dout * gate * s, dout * up * s * gate.mul_add(rest, one)]

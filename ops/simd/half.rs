@@ -23,18 +23,45 @@ pub fn narrow(x: &[f32], out: &mut [bf16]) {
     f32::dispatch(Narrow { x, out });
 }
 
+/// [`widen`] of an array, inside of a kernel: a plain loop, which the compiler turns into vectors of the kernel's level.
+#[inline(always)]
+pub(crate) fn widen_group<const N: usize>(x: &[bf16; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = widened(x));
+    out
+}
+
+/// [`narrow`] of an array, inside of a kernel.
+#[inline(always)]
+pub(crate) fn narrow_group<const N: usize>(x: &[f32; N], out: &mut [bf16; N]) {
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = rounded(x));
+}
+
+#[inline(always)]
+fn widened(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+#[inline(always)]
+fn rounded(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    // A NaN may have all that makes it one in the lower half.
+    let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
+    bf16::from_bits((bits >> 16) as u16)
+}
+
 struct Widen<'a> {
     x: &'a [bf16],
     out: &'a mut [f32],
 }
 
-/// Plain loops, which the compiler turns into vectors of the level that they are compiled for.
 impl Kernel<f32> for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes<Elem = f32>>(self) {
-        self.out.iter_mut().zip(self.x).for_each(|(y, x)| *y = f32::from_bits(u32::from(x.to_bits()) << 16));
+        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = widened(x));
     }
 }
 
@@ -48,13 +75,7 @@ impl Kernel<f32> for Narrow<'_> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = f32>>(self) {
-        for (y, x) in self.out.iter_mut().zip(self.x) {
-            let bits = x.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            // A NaN may have all that makes it one in the lower half.
-            let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
-            *y = bf16::from_bits((bits >> 16) as u16);
-        }
+        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = rounded(x));
     }
 }
 

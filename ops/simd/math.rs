@@ -151,8 +151,13 @@ pub(super) fn ldexp<L: Lanes>(x: L, shifted: L) -> L {
 
 #[inline(always)]
 pub(super) fn exp<L: Lanes>(x: L) -> L {
-    // NaN passes: min and max return their argument when it is one.
-    let x = L::splat(L::Elem::EXP_MIN).max(L::splat(L::Elem::EXP_MAX).min(x));
+    exp_bounded(L::splat(L::Elem::EXP_MAX).min(x))
+}
+
+/// `exp` below `EXP_MAX`. NaN passes: min and max return their argument when it is one.
+#[inline(always)]
+fn exp_bounded<L: Lanes>(x: L) -> L {
+    let x = L::splat(L::Elem::EXP_MIN).max(x);
     let (shifted, q) = reduce_exp(x);
     (L::splat(L::Elem::ONE) + q).ldexp(shifted)
 }
@@ -178,7 +183,7 @@ pub(super) fn tanh<L: Lanes>(x: L) -> L {
 pub(super) fn sigmoid<L: Lanes>(x: L) -> L {
     let zero = L::splat(L::Elem::ZERO);
     let one = L::splat(L::Elem::ONE);
-    let e = (-x.abs()).exp();
+    let e = exp_bounded(-x.abs());
     let sum = one + e;
     let y = L::select(x.lt(zero), e, one) / sum;
     // As in tanh; 1 / sum is between 1/2 and 1.
