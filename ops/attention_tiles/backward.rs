@@ -124,13 +124,16 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
         dgate: shared(&mut dgate),
     };
     let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
-    let (next, is_packed) = (AtomicUsize::new(0), packed::fits(sets));
+    let (next, digits) = (AtomicUsize::new(0), packed::digits(sets));
     threads::parallel_for(heads * pass.pieces.len(), cost, |_| {
         // In this order whatever thread comes first: a piece waits for earlier ones only, which have begun then.
         let task = next.fetch_add(1, Relaxed);
         let (piece, head) = (task / heads, task % heads);
         let at = (head / p.heads, head % p.heads);
-        pass.turns.or_tell_others(|| if is_packed { pass.packed_piece(piece, at) } else { pass.piece(piece, at) });
+        pass.turns.or_tell_others(|| match digits {
+            Some(digits) => pass.packed_piece(digits, piece, at),
+            None => pass.piece(piece, at),
+        });
     });
     drop(pass);
     (dq, of_sets, dgate)

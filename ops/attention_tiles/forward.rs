@@ -54,8 +54,8 @@ pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Values<
         gated: gated.as_mut().map(SharedValues::new),
         lse: lse.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
     };
-    if packed::fits(sets) {
-        packed::forward(p, gate, &outputs);
+    if let Some(digits) = packed::digits(sets) {
+        packed::forward(p, digits, gate, &outputs);
         return Attended { out, gated, lse };
     }
     let cost = size * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());

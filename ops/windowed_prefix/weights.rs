@@ -3,6 +3,8 @@
 //! The distance from key `r` to query `c` of a tile is `c - r + ahead`. Below 0 the pair is hidden, below the window
 //! near, else far.
 
+use std::ops::Range;
+
 use crate::simd::{Kernel, Lanes, Real};
 
 /// Which pairs a tile has.
@@ -47,6 +49,21 @@ impl Pairs {
         L::first_lanes(lanes.clamp(0, L::N as isize) as usize)
     }
 
+    /// All keys in runs of one kind of pairs with the lanes from `column` on. (Loops, not a closure that is called for each:
+    /// one that is too large to be inlined would be compiled without the level's instructions.)
+    #[inline(always)]
+    fn runs<L: Lanes>(&self, column: usize) -> [(Range<usize>, Kind); 5] {
+        let (all_far, some_far) = self.apart::<L>(column, self.window);
+        let (all_visible, some_visible) = self.apart::<L>(column, 0);
+        [
+            (0..all_far, Kind::Far),
+            (all_far..some_far, Kind::Mixed),
+            (some_far..all_visible, Kind::Near),
+            (some_far.max(all_visible)..some_visible, Kind::Mixed),
+            (some_visible..self.keys, Kind::Hidden),
+        ]
+    }
+
     fn assert_fits<E>(&self, tile: &[E]) {
         let padded = self.queries.next_multiple_of(64 / size_of::<E>());
         assert!(padded <= self.stride && self.keys * self.stride <= tile.len());
@@ -78,14 +95,17 @@ impl<E: Real> Kernel<E> for Weights<'_, E> {
         let Weights { pairs, scores, kernel, shift } = self;
         let (scores, kernel, shift) = (scores.as_mut_ptr(), kernel.as_ptr(), L::splat(shift));
         for c in (0..pairs.queries).step_by(L::N) {
-            for_rows::<L>(&pairs, c, |r, kind| {
-                let at = r * pairs.stride + c;
-                // SAFETY: asserted before the dispatch: every row of both tiles holds whole vectors up to the last query.
-                unsafe {
-                    let weight = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
-                    weight.store_ptr(scores.add(at));
+            for (rows, kind) in pairs.runs::<L>(c) {
+                for r in rows {
+                    let at = r * pairs.stride + c;
+                    // SAFETY: asserted before the dispatch: every row of both tiles holds whole vectors up to the last
+                    // query.
+                    unsafe {
+                        let weight = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                        weight.store_ptr(scores.add(at));
+                    }
                 }
-            });
+            }
         }
     }
 }
@@ -120,34 +140,36 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
         let mut total = E::ZERO;
         for c in (0..pairs.queries).step_by(L::N) {
             let mut sum = zero;
-            for_rows::<L>(&pairs, c, |r, kind| {
-                let at = r * pairs.stride + c;
-                // SAFETY: asserted before the dispatch: every row of the tiles holds whole vectors up to the last query.
-                unsafe {
-                    let w = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
-                    let dw = L::load_ptr(slopes.add(at));
-                    let (near, far) = match kind {
-                        Kind::Far => (zero, dw),
-                        Kind::Near => (w * dw, zero),
-                        Kind::Hidden => (zero, zero),
-                        Kind::Mixed => {
-                            let hidden = pairs.nearer::<L>(c, r, 0);
-                            let near = pairs.nearer::<L>(c, r, pairs.window);
-                            // w is 0 where hidden, but w·dw would be NaN for an infinite dw.
-                            let ds = L::select(hidden, zero, L::select(near, w * dw, zero));
-                            (ds, L::select(near, zero, dw))
+            for (rows, kind) in pairs.runs::<L>(c) {
+                for r in rows {
+                    let at = r * pairs.stride + c;
+                    // SAFETY: asserted before the dispatch: every row of the tiles holds whole vectors up to the last query.
+                    unsafe {
+                        let w = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                        let dw = L::load_ptr(slopes.add(at));
+                        let (near, far) = match kind {
+                            Kind::Far => (zero, dw),
+                            Kind::Near => (w * dw, zero),
+                            Kind::Hidden => (zero, zero),
+                            Kind::Mixed => {
+                                let hidden = pairs.nearer::<L>(c, r, 0);
+                                let near = pairs.nearer::<L>(c, r, pairs.window);
+                                // w is 0 where hidden, but w·dw would be NaN for an infinite dw.
+                                let ds = L::select(hidden, zero, L::select(near, w * dw, zero));
+                                (ds, L::select(near, zero, dw))
+                            }
+                        };
+                        if matches!(kind, Kind::Near | Kind::Mixed) {
+                            let lower = L::load_ptr(scores.add(at)) - shift;
+                            // Where nothing is near, the score may be anything.
+                            sum = sum + L::select(near.eq(zero), zero, near * lower);
                         }
-                    };
-                    if matches!(kind, Kind::Near | Kind::Mixed) {
-                        let lower = L::load_ptr(scores.add(at)) - shift;
-                        // Where nothing is near, the score may be anything.
-                        sum = sum + L::select(near.eq(zero), zero, near * lower);
+                        near.store_ptr(scores.add(at));
+                        w.store_ptr(kernel.add(at));
+                        far.store_ptr(slopes.add(at));
                     }
-                    near.store_ptr(scores.add(at));
-                    w.store_ptr(kernel.add(at));
-                    far.store_ptr(slopes.add(at));
                 }
-            });
+            }
             // Lanes past the last query hold anything.
             total += L::select(L::first_lanes((pairs.queries - c).min(L::N)), sum, zero).reduce_sum();
         }
@@ -199,18 +221,6 @@ enum Kind {
     Near,
     Hidden,
     Mixed,
-}
-
-/// Calls `f` for every key with the kind of its pairs with the lanes from `column` on.
-#[inline(always)]
-fn for_rows<L: Lanes>(pairs: &Pairs, column: usize, mut f: impl FnMut(usize, Kind)) {
-    let (all_far, some_far) = pairs.apart::<L>(column, pairs.window);
-    let (all_visible, some_visible) = pairs.apart::<L>(column, 0);
-    (0..all_far).for_each(|r| f(r, Kind::Far));
-    (all_far..some_far).for_each(|r| f(r, Kind::Mixed));
-    (some_far..all_visible).for_each(|r| f(r, Kind::Near));
-    (some_far.max(all_visible)..some_visible).for_each(|r| f(r, Kind::Mixed));
-    (some_visible..pairs.keys).for_each(|r| f(r, Kind::Hidden));
 }
 
 /// # Safety

@@ -223,6 +223,14 @@ fn source(matrix: &Operand) -> pack::Source<pack::Stored> {
     Source { start, stride, term_stride }
 }
 
+/// [`source`] of a matrix that is stored in F32.
+#[cfg(target_arch = "x86_64")]
+#[track_caller]
+fn source_of_f32(matrix: &Operand) -> pack::Source<*const f32> {
+    let Operand::F32(m) = matrix else { panic!("expected a matrix in f32, got one in bf16") };
+    pack::Source { start: m.data.as_ptr().wrapping_add(m.offset), stride: m.row_stride, term_stride: m.col_stride }
+}
+
 #[cfg(target_arch = "x86_64")]
 fn target(c: Output) -> blocked::Target {
     use blocked::{Place, Target};

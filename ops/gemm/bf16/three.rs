@@ -137,16 +137,16 @@ unsafe fn tile(side: Side, to: *mut bf16, source: Source<*const f32>, rows: usiz
                 return true;
             }
         }
-        let halves = [0, 1].map(|half| lines(side, source, rows, terms, half));
+        let (first, second) = (lines(side, source, rows, terms, 0), lines(side, source, rows, terms, 1));
         let mut left = _mm512_setzero_ps();
-        for (line, (&x, &y)) in halves[0].iter().zip(&halves[1]).enumerate() {
+        for (line, (&x, &y)) in first.iter().zip(&second).enumerate() {
             left = store(to, line, x, y, left);
         }
         if is_finite(left) {
             return true;
         }
         let mut finite = true;
-        for (line, (&x, &y)) in halves[0].iter().zip(&halves[1]).enumerate() {
+        for (line, (&x, &y)) in first.iter().zip(&second).enumerate() {
             finite &= store_any(to, line, x, y);
         }
         finite
@@ -184,7 +184,12 @@ unsafe fn lines(side: Side, source: Source<*const f32>, rows: usize, terms: usiz
         if is_row != (side == Side::A) {
             lines = transposed(&lines);
         }
-        lines.map(|line| _mm512_castsi512_ps(line))
+        // Not `map`: what it calls is compiled without AVX-512, call by call.
+        let mut numbers = [_mm512_setzero_ps(); LINES];
+        for (x, line) in numbers.iter_mut().zip(lines) {
+            *x = _mm512_castsi512_ps(line);
+        }
+        numbers
     }
 }
 
