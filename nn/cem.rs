@@ -241,7 +241,7 @@ impl CemMlp {
     pub fn forward(&self, tape: &Tape, h: &Var) -> Var {
         let norm = Norm::new(tape, &self.norm);
         let history = norm.at(h);
-        let (gate, w_up) = (self.w_gate.forward(tape, &history), entering(tape, &self.w_up.weight));
+        let (gate, w_up) = (self.w_gate.forward_to_hidden(tape, &history), entering(tape, &self.w_up.weight));
         let evaluate = |x: &Var, with_energy: bool| ops::cem_mlp(x, &gate, &w_up, with_energy);
         let steps = (&self.descent, tape);
         descend(steps, &norm, (h, &history), evaluate, &self.eta, self.preconditioner.as_ref())

@@ -10,25 +10,29 @@
 //! Backward, for `dm`: `da = W dm`, `dg = da ⊙ SiLU(u)`, `du = da ⊙ g ⊙ SiLU'(u)`, `dx = Wᵀ du`, and the weight gets its
 //! parts from both directions, `dW = a dmᵀ + du xᵀ`.
 //!
-//! Saved: x, g, W and u `[N, F]`; a is computed again. Energies are computed where they are asked for.
+//! Saved: x, g, W and u `[N, F]`; a is computed again. Where operands [are narrow](Var::is_narrow), products are of factors
+//! rounded to BF16, and what is `[N, F]` is stored in BF16. Energies are computed where they are asked for.
 //! Cost: `4 F D` flops a token, twice that in the backward; one pass over `[N, F]` each way beside the products.
 //! Source: Causal Energy Minimization, arXiv 2605.07588.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::{DType, Element, Tensor, bf16, dispatch_real, threads};
 
 use crate::attention_tiles::SharedRows;
-use crate::cast::cast;
+use crate::cast::{cast, is_stored_for, wide};
 use crate::cem_attention::CemStep;
 use crate::count::count;
-use crate::matmul::{add_matrices, matrices};
+use crate::elementwise::zip;
+use crate::matmul::{add_matrices, stored_matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
 use crate::silu_integral::SiluIntegral;
-use crate::simd::{Kernel, Lanes, Real, Unary, map_binary};
+use crate::simd::{Kernel, Lanes, Real, Unary};
+use crate::stored::pass_stored;
 use crate::swiglu::Gated;
 
-/// Direction at `x` `[.., D]`, for the gate `[.., F]` and `w_up` `[F, D]`; with the energy `[..]` if it is asked for.
+/// Direction at `x` `[.., D]`, for the gate `[.., F]`, which may be BF16 where the others are F32, and `w_up` `[F, D]`; with
+/// the energy `[..]` if it is asked for.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit.
@@ -45,7 +49,7 @@ pub fn cem_mlp(x: &Var, gate: &Var, w_up: &Var, with_energy: bool) -> CemStep {
         shapes()
     );
     assert!(
-        x.dtype().is_float() && gate.dtype() == x.dtype() && w_up.dtype() == x.dtype(),
+        x.dtype().is_float() && is_stored_for(gate.dtype(), x.dtype()) && w_up.dtype() == x.dtype(),
         "cem_mlp: operands must be of one float dtype, got x {}, gate {}, w_up {}",
         x.dtype(),
         gate.dtype(),
@@ -64,17 +68,19 @@ fn run(x: &Var, gate: &Var, w_up: &Var, with_energy: bool) -> CemStep {
     let n = leading.iter().product();
     count(|c| c.projection += (2 * n * f * d_model) as u64);
     let x_rows = x.value().contiguous().reshape(&[n, d_model]);
-    let gate_rows = gate.value().contiguous().reshape(&[n, f]);
     let narrow = [x, gate, w_up].iter().any(|x| x.is_narrow());
-    let u = matrices(&x_rows, &w_up.value().transpose(0, 1), narrow);
-    let a = gated(&u, &gate_rows);
-    let direction = matrices(&a, w_up.value(), narrow).reshape(x.shape());
+    let hidden = if narrow && x.dtype() == DType::F32 { DType::BF16 } else { x.dtype() };
+    let gate_rows = gate.value().contiguous().reshape(&[n, f]).cast(hidden);
+    let u = stored_matrices(&x_rows, &w_up.value().transpose(0, 1), narrow, hidden);
+    let a = zip(&Gated, u.clone(), &gate_rows);
+    let direction = stored_matrices(&a, w_up.value(), narrow, x.dtype()).reshape(x.shape());
     let energy = with_energy.then(|| energies(&u, &gate_rows).reshape(leading));
     let direction = Var::from_op(direction, &[x, gate, w_up], || CemMlpBackward {
         x: x_rows,
         gate: gate_rows,
         w_up: w_up.value().clone(),
         u,
+        dtypes: [x, gate].map(|x| x.dtype()),
         narrow,
     });
     CemStep { direction, energy }
@@ -83,28 +89,16 @@ fn run(x: &Var, gate: &Var, w_up: &Var, with_energy: bool) -> CemStep {
 /// Elements of a task, about.
 const CHUNK: usize = 8 * 1024;
 
-/// `SiLU(u) ⊙ gate`.
-fn gated(u: &Tensor, gate: &Tensor) -> Tensor {
-    let mut a = Tensor::empty(u.dtype(), u.shape());
-    dispatch_real!("cem_mlp", u.dtype(), E => {
-        let (u, gate) = (u.as_slice::<E>(), gate.as_slice::<E>());
-        threads::parallel_chunks_mut(a.as_mut_slice::<E>(), CHUNK, 4 * CHUNK, |i, a| {
-            let at = i * CHUNK..i * CHUNK + a.len();
-            map_binary(&Gated, &u[at.clone()], &gate[at], a);
-        });
-    });
-    a
-}
-
 /// `-Σ_f gate_f Φ(u_f)` of every row.
 fn energies(u: &Tensor, gate: &Tensor) -> Tensor {
+    let (u, gate) = (wide(u), wide(gate));
     let (n, f) = (u.dim(0), u.dim(1));
     let mut out = Tensor::zeros(u.dtype(), &[n]);
     dispatch_real!("cem_mlp", u.dtype(), E => {
         let (u, gate) = (u.as_slice::<E>(), gate.as_slice::<E>());
         threads::parallel_chunks_mut(out.as_mut_slice::<E>(), 1, 4 * f, |i, out| {
             let at = i * f..(i + 1) * f;
-            out[0] = E::from_f64(-E::dispatch(EnergyRow { u: &u[at.clone()], gate: &gate[at] }));
+            out[0] = Real::from_f64(-E::dispatch(EnergyRow { u: &u[at.clone()], gate: &gate[at] }));
         });
     });
     out
@@ -143,6 +137,8 @@ struct CemMlpBackward {
     w_up: Tensor,
     /// `[N, F]`.
     u: Tensor,
+    /// Of x and of the gate that was given.
+    dtypes: [DType; 2],
     narrow: bool,
 }
 
@@ -154,33 +150,44 @@ impl Backward for CemMlpBackward {
         vec![("x", &self.x), ("gate", &self.gate), ("w_up", &self.w_up), ("u", &self.u)]
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let CemMlpBackward { x, gate, w_up, u, narrow } = *self;
+        let CemMlpBackward { x, gate, w_up, u, dtypes: [x_dtype, gate_dtype], narrow } = *self;
         let (n, f, d_model) = (x.dim(0), w_up.dim(0), w_up.dim(1));
         let (shape, leading) = (dout.shape().to_vec(), dout.rank() - 1);
         let dm = dout.contiguous().reshape(&[n, d_model]);
-        let mut dgate = matrices(&dm, &w_up.transpose(0, 1), narrow); // da, until the pass
+        let mut dgate = stored_matrices(&dm, &w_up.transpose(0, 1), narrow, u.dtype()); // da, until the pass
         let (mut a, mut du) = (Tensor::empty(u.dtype(), u.shape()), u);
-        dispatch_real!("cem_mlp", dm.dtype(), E => {
-            let gate = gate.as_slice::<E>();
-            let [a, du, dgate] = [&mut a, &mut du, &mut dgate].map(|t| SharedRows::new(t.make_mut::<E>()));
-            let rows = (CHUNK / f.max(1)).max(1);
-            threads::parallel_for(n.div_ceil(rows), 6 * rows * f, |task| {
-                for row in task * rows..n.min((task + 1) * rows) {
-                    // SAFETY: this task alone has this row of the three.
-                    let (a, du, dgate) = unsafe { (a.row_mut(row, f), du.row_mut(row, f), dgate.row_mut(row, f)) };
-                    E::dispatch(Gradients { gate: &gate[row * f..][..f], a, du, dgate });
-                }
-            });
-        });
+        match du.dtype() {
+            DType::F32 => gradients::<f32>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
+            DType::F64 => gradients::<f64>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
+            _ => gradients::<bf16>(&gate, [&mut a, &mut du, &mut dgate], |gate, of| pass_stored(&Slopes, [gate], of)),
+        }
         let dw = needs[2].then(|| {
-            let mut dw = matrices(&a.transpose(0, 1), &dm, narrow);
+            let mut dw = stored_matrices(&a.transpose(0, 1), &dm, narrow, x_dtype);
             add_matrices(&mut dw, &du.transpose(0, 1), &x, narrow);
             dw
         });
-        let dx = needs[0].then(|| matrices(&du, &w_up, narrow).reshape(&shape));
-        let dgate = needs[1].then(|| dgate.reshape(&[&shape[..leading], &[f]].concat()));
+        let dx = needs[0].then(|| stored_matrices(&du, &w_up, narrow, x_dtype).reshape(&shape));
+        let dgate = needs[1].then(|| dgate.cast(gate_dtype).reshape(&[&shape[..leading], &[f]].concat()));
         vec![dx, dgate, dw]
     }
+}
+
+/// Runs `f` on rows `[F]` of the gate, and of `a`, `du` (which holds u before) and `dgate` (da).
+fn gradients<E: Element>(gate: &Tensor, of: [&mut Tensor; 3], f: impl Fn(&[E], [&mut [E]; 3]) + Sync) {
+    let (n, width, gate) = (gate.dim(0), gate.dim(1), gate.as_slice::<E>());
+    let [a, du, dgate] = of.map(|t| SharedRows::new(t.make_mut::<E>()));
+    let rows = (CHUNK / width.max(1)).max(1);
+    threads::parallel_for(n.div_ceil(rows), 6 * rows * width, |task| {
+        for row in task * rows..n.min((task + 1) * rows) {
+            // SAFETY: this task alone has this row of the three.
+            let of = unsafe { [a.row_mut(row, width), du.row_mut(row, width), dgate.row_mut(row, width)] };
+            f(&gate[row * width..][..width], of);
+        }
+    });
+}
+
+fn run_slopes<E: Real>(gate: &[E], [a, du, dgate]: [&mut [E]; 3]) {
+    E::dispatch(Gradients { gate, a, du, dgate });
 }
 
 /// `du` holds u before, `dgate` da.

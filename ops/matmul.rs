@@ -147,9 +147,13 @@ fn operand(x: &Tensor) -> Operand<'_> {
     if x.dtype() == DType::BF16 { Operand::BF16(matrix(x)) } else { Operand::F32(matrix(x)) }
 }
 
-/// Adds the same to `sum`.
+/// Adds the product of operands of one storage, or if it is narrow of either, to `sum`, which is F32 or F64.
 pub(crate) fn add_matrices(sum: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool) {
-    product_into(sum, a, b, narrow, true);
+    if !narrow || sum.dtype() == DType::F64 {
+        return product_into(sum, a, b, false, true);
+    }
+    let c = MatMut::new(sum.make_mut(), a.dim(0), b.dim(1));
+    gemm_bf16(operand(a), operand(b), Output::F32(c), true);
 }
 
 fn product_into(out: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool, accumulate: bool) {

@@ -1,6 +1,6 @@
 //! What accumulation of gradients needs: adding in place, scaling, and summing broadcast axes away.
 
-use crate::dtype::Element;
+use crate::dtype::{DType, Element, bf16};
 use crate::tensor::Tensor;
 use crate::threads;
 
@@ -27,6 +27,12 @@ impl Tensor {
         );
         const CHUNK: usize = 16 * 1024;
         let other = other.contiguous();
+        if self.dtype() == DType::BF16 {
+            let x = other.as_slice::<bf16>();
+            return threads::parallel_chunks_mut(self.make_mut::<bf16>(), CHUNK, CHUNK, |i, piece| {
+                piece.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, &x)| *y = sum_bf16(*y, x));
+            });
+        }
         dispatch!(self.dtype(), E => {
             let x = other.as_slice::<E>();
             threads::parallel_chunks_mut(self.make_mut::<E>(), CHUNK, CHUNK, |i, piece| {
@@ -88,6 +94,16 @@ fn sum2<E: Element>(a: E, b: E) -> E {
     E::from_f64(a.to_f64() + b.to_f64())
 }
 
+/// [`sum2`] in F32, rounded to the nearest: in steps that the compiler turns into vectors.
+#[inline(always)]
+fn sum_bf16(a: bf16, b: bf16) -> bf16 {
+    let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
+    let sum = wide(a) + wide(b);
+    let bits = sum.to_bits();
+    let bits = if sum.is_nan() { bits | 0x0040_0000 } else { bits.wrapping_add(0x7fff + (bits >> 16 & 1)) };
+    bf16::from_bits((bits >> 16) as u16)
+}
+
 fn column_sums<E: Element>(rows: &[E], columns: usize) -> Vec<f64> {
     let mut sums = vec![0f64; columns];
     if columns == 1 {
@@ -103,7 +119,6 @@ fn column_sums<E: Element>(rows: &[E], columns: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
 
     #[test]
     fn sum_to_is_the_adjoint_of_expand() {
@@ -114,6 +129,21 @@ mod tests {
         assert_eq!(x.sum_to(&[]).item(), 276.0);
         assert_eq!(x.sum_to(&[1]).shape(), [1]);
         assert_eq!(Tensor::zeros(DType::F32, &[0, 3]).sum_to(&[3]).to_f64_vec(), [0.; 3]);
+    }
+
+    #[test]
+    fn sums_of_bf16_are_rounded_to_the_nearest() {
+        let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 3e38, -3e38, 1e-40, 1.0, 1.0039];
+        let random = crate::Rng::new(3).normal(DType::F64, &[4000], 0.0, 2.0).to_f64_vec();
+        let all: Vec<f64> = special.into_iter().chain(random).collect();
+        let (a, b): (Vec<f64>, Vec<f64>) = special.iter().flat_map(|&a| all.iter().map(move |&b| (a, b))).unzip();
+        let of = |x: &[f64]| Tensor::from_slice(x, &[x.len()]).cast(DType::BF16);
+        let (mut sum, a, b) = (of(&a), of(&a), of(&b));
+        sum.add_assign(&b);
+        for ((sum, &a), &b) in sum.as_slice::<bf16>().iter().zip(a.as_slice::<bf16>()).zip(b.as_slice::<bf16>()) {
+            let expected = bf16::from_f32(a.to_f32() + b.to_f32());
+            assert!(sum.to_bits() == expected.to_bits() || sum.is_nan() && expected.is_nan(), "{a} + {b}: {sum}");
+        }
     }
 
     #[test]
