@@ -177,6 +177,55 @@ pub fn awkward_view(x: &Tensor) -> Tensor {
     pairs.select(doubled.len() - 1, 1).permute(&reversed)
 }
 
+/// An operator on the inputs of [`follows_plain_f32`].
+#[cfg(test)]
+pub(crate) type Operator = fn(&[Var]) -> Var;
+
+/// Holds result and gradients of an operator, on random inputs of these shapes and on every level, against those that vectors
+/// of F32 without special instructions give: in F32, and narrow. The latter must differ where the level is fast at it, and
+/// threads change no bit. The error of an input `(of, from)` is measured by the gradient of another one, from which it comes.
+#[cfg(test)]
+pub(crate) fn follows_plain_f32(name: &str, shapes: &[Vec<usize>], f: Operator, measured: &[(usize, usize)]) {
+    use crate::simd::{Level, with_level};
+    use kumiki_autograd::Param;
+    use kumiki_tensor::threads::with_threads;
+
+    let run = |level, threads, narrow| -> Vec<Vec<f64>> {
+        with_threads(threads, || {
+            with_level(level, || {
+                let mut rng = Rng::new(7);
+                let mut normal = |shape: &[usize]| rng.normal(DType::F32, shape, 0.0, 1.0);
+                let params: Vec<Param> = shapes.iter().map(|shape| Param::new(normal(shape))).collect();
+                let tape = Tape::new().with_narrow_products(narrow);
+                let inputs: Vec<Var> = params.iter().map(|param| tape.param(param)).collect();
+                let y = f(&inputs);
+                let dout = normal(y.shape()).cast(y.dtype());
+                let grads = tape.backward_from(&[(&y, dout)]);
+                let of = |param: &Param| grads.of(param).map_or_else(Vec::new, Tensor::to_f64_vec);
+                std::iter::once(y.value().to_f64_vec()).chain(params.iter().map(of)).collect()
+            })
+        })
+    };
+    poison_fresh_buffers(true);
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let plain = run(Level::Portable, 2, false);
+    for level in Level::available() {
+        for (narrow, most) in [(false, 2e-6), (true, 0.02)] {
+            let [one, two, eight] = [1, 2, 8].map(|threads| run(level, threads, narrow));
+            assert!(one == two && one == eight, "{name} at {level}: threads change bits");
+            if narrow && with_level(level, crate::gemm::is_fast) {
+                assert!(one[0] != plain[0], "{name} at {level}: nothing is narrow");
+            }
+            for (i, (plain_i, other)) in plain.iter().zip(&one).enumerate() {
+                let difference: Vec<f64> = plain_i.iter().zip(other).map(|(a, b)| a - b).collect();
+                let from = measured.iter().find(|(of, _)| of + 1 == i).map_or(i, |(_, from)| from + 1);
+                let off = norm(&difference) / norm(&plain[from]).max(f64::MIN_POSITIVE);
+                assert!(off < most, "{name} at {level}, narrow {narrow}, {i}: off by {off}");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

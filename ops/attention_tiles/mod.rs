@@ -16,6 +16,7 @@
 //! Source: Dao et al., FlashAttention, arXiv 2205.14135, for tiles with running maxima and sums.
 
 mod backward;
+pub(crate) mod factors;
 mod forward;
 mod packed;
 mod product;
@@ -34,11 +35,12 @@ use kumiki_tensor::{Element, Tensor};
 use crate::dual_attention::BlockStarts;
 use crate::simd::{Kernel, Lanes, Real};
 
-pub(crate) use backward::{Upstream, backward, backward_over, balanced};
+pub(crate) use backward::{Upstream, backward, backward_over};
 pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
 pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
+pub(crate) use turns::Turns;
 pub(crate) use values::{SharedValues, Values, scale};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.

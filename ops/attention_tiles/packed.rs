@@ -7,12 +7,13 @@
 //! Softmax and its sums are in F32, as everywhere.
 
 use super::backward::{Pass, Upstream};
+use super::factors::{matrix, part, product, stride};
 use super::forward::{Outputs, Sums, finish};
 use super::softmax::{SoftmaxGradient, SoftmaxStep};
 use super::{
     Number, Problem, Scratch, Sees, SharedValues, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale,
 };
-use crate::gemm::packed::{Digits, Part, Prepacked, UNIT, multiply};
+use crate::gemm::packed::{Digits, Prepacked, UNIT};
 use crate::gemm::{MatRef, Operand, Side};
 use kumiki_tensor::threads;
 
@@ -23,37 +24,21 @@ const TILE: usize = 128;
 /// Queries of a task in the forward pass: so many use keys and values that were packed once.
 const GROUP: usize = 512;
 
+/// From this width of values on packing of all digits pays.
+const WIDE: usize = 128;
+
 /// How factors are packed if a problem is for these passes; a small one is done before they would be.
 pub(super) fn digits<E: Number>(sets: &[Problem<E>]) -> Option<Digits> {
     let [p] = sets else { return None };
     let plain = matches!(p.sees, Sees::All | Sees::Causal) && p.key_mask.is_none() && p.pair_mask.is_none();
     let large = p.queries.min(p.keys) >= UNIT && p.k.width + p.v.width() >= UNIT;
-    let stored = p.narrow || matches!(p.v, Values::Same(_));
-    Digits::of(p.narrow).filter(|_| size_of::<E>() == 4 && plain && large && stored)
-}
-
-/// From row to row of a tile of sums: whole units, and no power of two.
-fn stride(columns: usize) -> usize {
-    columns.next_multiple_of(UNIT) + 16
-}
-
-/// Rows that are `row_stride` apart, of numbers that are `stride` apart.
-fn matrix<E: Number>(data: &[E], rows: usize, cols: usize, (row_stride, col_stride): (usize, usize)) -> Operand<'_> {
-    let data = E::as_f32(data).expect("narrow products are of F32");
-    Operand::F32(MatRef { data, offset: 0, rows, cols, row_stride, col_stride })
-}
-
-fn part(factor: &Prepacked, from: usize, term: usize) -> Part<'_> {
-    Part { factor, from, term }
-}
-
-fn product<E: Number>(factors: [Part; 2], extents: [usize; 3], (c, stride): (&mut [E], usize), accumulate: bool) {
-    multiply(factors, extents, (E::as_f32_mut(c).expect("narrow products are of F32"), stride), accumulate);
+    let pays = p.narrow || (matches!(p.v, Values::Same(_)) && p.v.width() >= WIDE);
+    Digits::of(p.narrow).filter(|_| size_of::<E>() == 4 && plain && large && pays)
 }
 
 impl<E: Number> Values<'_, E> {
     /// `count` rows of a head, as they are stored.
-    fn matrix(&self, (batch, time, head): (usize, usize, usize), count: usize) -> Operand<'_> {
+    pub fn matrix(&self, (batch, time, head): (usize, usize, usize), count: usize) -> Operand<'_> {
         match self {
             Values::Same(rows) => matrix(rows.from(batch, time, head), count, rows.width, (rows.time_stride(), 1)),
             Values::Half(rows) => Operand::BF16(MatRef {
@@ -300,33 +285,12 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
 
 #[cfg(test)]
 mod tests {
-    use crate::gemm::is_fast;
-    use crate::simd::{Level, with_level};
+    use crate::testing::{Operator, follows_plain_f32};
     use crate::{AttentionOptions, attention, causal_attention, gate_aggregate_mul, gau_attention_mul};
-    use kumiki_autograd::{Param, Tape, Var};
-    use kumiki_tensor::{DType, Rng, poison_fresh_buffers, threads::with_threads};
 
-    type Operator = fn(&[Var]) -> Var;
-
-    /// The result and all gradients.
-    fn run(shapes: &[Vec<usize>], f: Operator, narrow: bool) -> Vec<Vec<f64>> {
-        let mut rng = Rng::new(7);
-        let mut normal = |shape: &[usize]| rng.normal(DType::F32, shape, 0.0, 1.0);
-        let params: Vec<Param> = shapes.iter().map(|shape| Param::new(normal(shape))).collect();
-        let tape = Tape::new().with_narrow_products(narrow);
-        let inputs: Vec<Var> = params.iter().map(|param| tape.param(param)).collect();
-        let y = f(&inputs);
-        let dout = normal(y.shape());
-        let grads = tape.backward_from(&[(&y, dout)]);
-        let of = |param: &Param| grads.of(param).expect("a gradient").to_f64_vec();
-        std::iter::once(y.value().to_f64_vec()).chain(params.iter().map(of)).collect()
-    }
-
-    /// Around tiles, chunks, groups and pieces: results and gradients follow those of plain vectors
-    /// of F32, for any number of threads.
+    /// Around tiles, chunks, groups and pieces.
     #[test]
     fn shapes_of_every_kind_follow_f32() {
-        poison_fresh_buffers(true);
         let gate: Operator = |x| gate_aggregate_mul(&x[0], &x[1], &x[2], &crate::exp(&x[4]), &x[3]);
         let gau: Operator = |x| gau_attention_mul(&x[0], &x[1], &x[2], &x[3]);
         let causal: Operator = |x| causal_attention(&x[0], &x[1], &x[2]);
@@ -336,9 +300,10 @@ mod tests {
             vec![vec![b, tq, h, k], vec![b, tk, h, k], vec![b, tk, h, g], vec![b, tq, h, g], vec![h]]
         };
         let flat = |[b, tq, tk, k, g]: [usize; 5]| vec![vec![b, tq, k], vec![b, tk, k], vec![b, tk, g], vec![b, tq, g]];
-        let cases: [(&str, Vec<Vec<usize>>, Operator); 9] = [
+        let cases: [(&str, Vec<Vec<usize>>, Operator); 10] = [
             ("gate, one unit", heads([1, 32, 32, 1, 4, 40]), gate),
             ("gate, past a chunk", heads([1, 530, 530, 2, 8, 33]), gate),
+            ("gate, wide", heads([1, 530, 530, 1, 8, 150]), gate),
             ("gate, the last 45 of 700", heads([2, 45, 700, 1, 16, 70]), gate),
             ("gau", flat([2, 200, 200, 20, 130]), gau),
             ("gau, pieces of one head", flat([1, 1100, 1100, 32, 64]), gau),
@@ -347,24 +312,9 @@ mod tests {
             ("all, more keys", heads([1, 33, 600, 2, 9, 31])[..3].to_vec(), all),
             ("all, more queries", heads([1, 600, 35, 2, 9, 31])[..3].to_vec(), all),
         ];
-        for level in Level::available() {
-            for (name, shapes, f) in &cases {
-                let [wide, narrow, other, third] = [(false, 2), (true, 1), (true, 2), (true, 8)]
-                    .map(|(narrow, threads)| with_threads(threads, || with_level(level, || run(shapes, *f, narrow))));
-                assert!(narrow == other && narrow == third, "{name} at {level}: threads change bits");
-                assert!(!with_level(level, is_fast) || narrow[0] != wide[0], "{name} at {level}: nothing is narrow");
-                let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
-                let plain = with_level(Level::Portable, || run(shapes, *f, false));
-                for (other, most) in [(&narrow, 0.02), (&wide, 2e-6)] {
-                    for (i, (plain, other)) in plain.iter().zip(other).enumerate() {
-                        let difference: Vec<f64> = plain.iter().zip(other).map(|(a, b)| a - b).collect();
-                        // That of tau sums up what those of all q are along q, and most of it cancels.
-                        let whole = if i == 5 { norm(&narrow[1]) } else { norm(plain) };
-                        let off = norm(&difference) / whole;
-                        assert!(off < most, "{name} at {level}, {i}: off by {off}");
-                    }
-                }
-            }
+        for (name, shapes, f) in &cases {
+            // What tau gets sums up what all of q gets, along q, and most of it cancels.
+            follows_plain_f32(name, shapes, *f, &[(4, 0)]);
         }
     }
 }

@@ -6,14 +6,14 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// How many of the tasks that share a place have been there, for the places of every head.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     done: Vec<AtomicUsize>,
     places: usize,
     failed: AtomicBool,
 }
 
 /// The right to a place, until it is passed on.
-pub(super) struct Turn<'a>(&'a AtomicUsize);
+pub(crate) struct Turn<'a>(&'a AtomicUsize);
 
 impl Turns {
     pub fn new(heads: usize, places: usize) -> Turns {

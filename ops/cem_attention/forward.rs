@@ -3,9 +3,10 @@
 
 use kumiki_tensor::{Tensor, threads};
 
+use super::Problem;
 use super::kernels::{Shape, Weigh};
-use super::{Problem, TILE, packed};
-use crate::attention_tiles::{Number, Scratch, SharedRows, Tile, TransposeRows, leading};
+use super::products::{Factor, Layout, Met, Products};
+use crate::attention_tiles::{Number, Scratch, SharedRows, Tile};
 use crate::simd::{self, add_weighted_rows, row_dots};
 
 /// What the forward pass gives.
@@ -28,28 +29,36 @@ pub(super) fn forward<E: Number>(p: &Problem<E>) -> Attended {
         single(p, [context.as_mut_slice::<E>(), lse.as_mut_slice::<E>()], mix.as_mut().map(|m| m.as_mut_slice::<E>()));
         return Attended { context, mix, lse };
     }
-    let keys = packed(&p.k, [p.batch, p.keys, p.heads]);
-    let history = p.diagonal.as_ref().map(|g| packed(&g.history, [p.batch, p.keys, 1]));
-    let operands = Operands { keys: keys.as_slice::<E>(), history: history.as_ref().map(|h| h.as_slice::<E>()) };
+    let layout = Layout::of(p);
+    let met = Operands::new(p, layout);
     let outputs = Outputs {
         context: SharedRows::new(context.as_mut_slice::<E>()),
         mix: mix.as_mut().map(|m| SharedRows::new(m.as_mut_slice::<E>())),
         lse: SharedRows::new(lse.as_mut_slice::<E>()),
     };
-    let tiles = p.queries.div_ceil(TILE);
+    let tiles = p.queries.div_ceil(layout.tile);
     let widths = p.heads * p.k.width + p.diagonal.as_ref().map_or(0, |g| g.groups * g.x.width);
-    threads::parallel_for(p.batch * tiles, TILE * p.keys * widths, |task| {
-        query_tile(p, &operands, task / tiles, task % tiles * TILE, &outputs);
+    threads::parallel_for(p.batch * tiles, layout.tile * p.keys * widths, |task| {
+        query_tile((p, layout), &met, task / tiles, task % tiles * layout.tile, &outputs);
     });
     Attended { context, mix, lse }
 }
 
-/// Packed rows.
-struct Operands<'a, E> {
-    /// `[B, H, T_k, leading(K)]`.
-    keys: &'a [E],
-    /// `[B, T_k, leading(D)]`.
-    history: Option<&'a [E]>,
+/// What all tiles meet, in both passes.
+pub(super) struct Operands {
+    /// Of every batch entry and head.
+    pub keys: Met,
+    /// Of every batch entry.
+    pub history: Option<Met>,
+}
+
+impl Operands {
+    pub fn new<E: Number>(p: &Problem<E>, layout: Layout) -> Operands {
+        Operands {
+            keys: Met::new(&p.k, [p.batch, p.keys, p.heads], layout),
+            history: p.diagonal.as_ref().map(|g| Met::new(&g.history, [p.batch, p.keys, 1], layout)),
+        }
+    }
 }
 
 struct Outputs<'a, E> {
@@ -58,51 +67,63 @@ struct Outputs<'a, E> {
     lse: SharedRows<'a, E>,
 }
 
-fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i: usize, outputs: &Outputs<E>) {
-    let queries = TILE.min(p.queries - i);
+fn query_tile<E: Number>(
+    (p, layout): (&Problem<E>, Layout),
+    met: &Operands,
+    batch: usize,
+    i: usize,
+    outputs: &Outputs<E>,
+) {
+    let queries = layout.tile.min(p.queries - i);
     let keys = p.visible(i + queries);
-    let (stride, width, k_stride) = (leading::<E>(queries), p.k.width, leading::<E>(p.k.width));
+    let (stride, width) = (layout.stride::<E>(queries), p.k.width);
     let d_model = p.diagonal.as_ref().map_or(0, |g| g.x.width);
-    let d_stride = if d_model > 0 { leading::<E>(d_model) } else { 0 };
+    let (k_stride, d_stride) = (layout.stride::<E>(width), layout.stride::<E>(d_model));
     // Of one size for all tiles, however many keys they see: the pool then has one kind of buffer.
-    let (tile_size, group_size) = (p.keys * stride, if d_model > 0 { p.keys * stride } else { 0 });
+    let tile_size = layout.rows(p.keys) * stride;
+    let (group_size, rows) = (if d_model > 0 { tile_size } else { 0 }, layout.rows(queries));
+    let [q_rows, q_columns] = Factor::<E>::sizes(layout, queries, width);
+    let [x_rows, x_columns] = Factor::<E>::sizes(layout, queries, d_model);
     let sizes = [
-        width * stride,
+        q_rows,
+        q_columns,
+        x_rows,
+        x_columns,
         tile_size,
-        queries * k_stride,
+        rows * k_stride,
+        rows * d_stride,
         stride,
-        d_model * stride,
-        queries * d_stride,
         group_size,
         group_size,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q, scores, context, lse, x, rows, base, total] = scratch.parts::<E, 8>(sizes);
+    let [q, q_t, x, x_t, scores, context, mixed, lse, base, total] = scratch.parts::<E, 10>(sizes);
     let diagonal = (i + p.keys - p.queries) as isize;
     let tile = Tile { batch, head: 0, i, queries, j: 0, keys, diagonal, stride, narrow: p.narrow };
-    let shape = Shape { stride, keys, queries, diagonal };
+    let (products, shape) = (Products { tile, layout }, Shape { stride, keys, queries, diagonal });
+    let mut q = Factor::new(layout, queries, width, [q, q_t]);
+    let mut x = Factor::new(layout, queries, d_model, [x, x_t]);
     let (groups, heads) = p.groups();
     for group in 0..groups {
-        let history = operands.history.map(|history| &history[batch * p.keys * d_stride..]);
-        if let (Some(g), Some(history)) = (&p.diagonal, history) {
-            for (c, row) in rows.chunks_exact_mut(d_stride).enumerate() {
-                let d = &g.d[group * d_model..][..d_model];
+        if let (Some(g), Some(history)) = (&p.diagonal, &met.history) {
+            let d = &g.d[group * d_model..][..d_model];
+            x.fill(&products, false, |c, out| {
                 let x = g.x.row(batch, i + c, 0).iter().zip(d);
-                row.iter_mut().zip(x).for_each(|(y, (&x, &d))| *y = p.beta * d * x);
-            }
-            let (factor, count) = (E::ONE, queries);
-            TransposeRows { from: rows, step: d_stride, width: d_model, count, factor, out: x, stride }.run();
-            tile.transposed_product((history, d_stride), d_model, x, base);
+                out.iter_mut().zip(x).for_each(|(y, (&x, &d))| *y = p.beta * d * x);
+            });
+            products.scores(history, batch, &x, base);
             total[..keys * stride].fill(E::ZERO);
         }
         for head in group * heads..(group + 1) * heads {
-            let (from, step) = (p.q.from(batch, i, head), p.q.time_stride());
-            TransposeRows { from, step, width, count: queries, factor: p.beta, out: q, stride }.run();
-            let key_rows = &operands.keys[(batch * p.heads + head) * p.keys * k_stride..];
-            tile.transposed_product((key_rows, k_stride), width, q, scores);
+            q.fill(&products, false, |c, out| {
+                let q = p.q.row(batch, i + c, head);
+                out.iter_mut().zip(q).for_each(|(y, &q)| *y = p.beta * q);
+            });
+            let of_head = batch * p.heads + head;
+            products.scores(&met.keys, of_head, &q, scores);
             let of_group = (d_model > 0).then_some((&*base, &mut *total));
             Weigh { shape, scores, group: of_group, lse }.run();
-            tile.over_keys(scores, (key_rows, k_stride), width, context, false);
+            products.over_keys(scores, &met.keys, of_head, context);
             for (c, row) in context.chunks_exact(k_stride).take(queries).enumerate() {
                 let at = (batch * p.queries + i + c) * p.heads + head;
                 // SAFETY: this task alone has these queries.
@@ -111,9 +132,9 @@ fn query_tile<E: Number>(p: &Problem<E>, operands: &Operands<E>, batch: usize, i
                 lse_out[0] = lse[c];
             }
         }
-        if let (Some(history), Some(mix)) = (history, &outputs.mix) {
-            tile.over_keys(total, (history, d_stride), d_model, rows, false);
-            for (c, row) in rows.chunks_exact(d_stride).take(queries).enumerate() {
+        if let (Some(history), Some(mix)) = (&met.history, &outputs.mix) {
+            products.over_keys(total, history, batch, mixed);
+            for (c, row) in mixed.chunks_exact(d_stride).take(queries).enumerate() {
                 // SAFETY: as above.
                 let out = unsafe { mix.row_mut((batch * p.queries + i + c) * groups + group, d_model) };
                 out.copy_from_slice(&row[..d_model]);

@@ -18,9 +18,9 @@
 //! and with the sums `P`, `S` of `p` and `ds` over a group's heads `dĥ_j = Σ_i (P_ij dμ_i + β S_ij d ⊙ x_i)`,
 //! `dd = Σ_i (μ_i ⊙ dm_i + β x_i ⊙ Σ_j S_ij ĥ_j)`; `W_Q` gets its parts from both directions.
 //!
-//! A task has a tile of [`TILE`] queries and *all* keys that they see, so that a row of weights is whole before it is
+//! A task has a tile of 48 or, packed, 64 queries and *all* keys that they see, so that a row of weights is whole before it is
 //! used: neither a running maximum nor, in the backward, saved sums are needed, and a group's heads can be summed. That
-//! takes `6 T · TILE` numbers a thread; no `T×T` array exists.
+//! takes `6 T` numbers for each of them a thread; no `T×T` array exists.
 //! Saved: x, W_Q, k, q, R_iᵀ c_i, log-sum-exps `[B, T, H]`; with a diagonal d, ĥ, μ.
 //! Cost: products `4 HK D` a token, `4 HK + 4 D` operations a visible pair and group forward (`4 HK` without a diagonal,
 //! as plain attention), `10 HK + 10 D` backward. A shared diagonal on HK = D thus doubles the pairs' cost; one per head
@@ -30,22 +30,20 @@
 mod backward;
 mod forward;
 mod kernels;
+mod products;
 #[cfg(test)]
 mod tests;
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
 
-use crate::attention_tiles::{Number, Rows, leading};
+use crate::attention_tiles::{Number, Rows};
 use crate::cast::cast;
 use crate::count::count;
 use crate::matmul::{add_matrices, matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rope::rotate;
 use crate::simd::Real;
-
-/// Queries of a task: a multiple of the heights and widths of the product's blocks.
-const TILE: usize = 48;
 
 /// Where an energy was evaluated: what it is there, and the way down.
 pub struct CemStep {
@@ -252,16 +250,6 @@ impl<E: Number> Problem<'_, E> {
         let groups = self.diagonal.as_ref().map_or(1, |diagonal| diagonal.groups);
         (groups, self.heads / groups)
     }
-}
-
-/// `[B, T, H, W]` as `[B, H, T, leading(W)]`: rows of whole vectors that do not crowd the same cache sets.
-fn packed<E: Number>(rows: &Rows<E>, [batch, time, heads]: [usize; 3]) -> Tensor {
-    let stride = leading::<E>(rows.width);
-    let mut out = Tensor::empty(E::DTYPE, &[batch, heads, time, stride]);
-    threads::parallel_chunks_mut(out.as_mut_slice::<E>(), (time * stride).max(1), time * stride, |head, out| {
-        rows.copy(head / heads, 0, head % heads, time, out, stride);
-    });
-    out
 }
 
 struct Diagonal {

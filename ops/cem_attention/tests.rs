@@ -4,10 +4,12 @@ use kumiki_autograd::{Tape, Var};
 use kumiki_tensor::{DType, Rng, Tensor, threads::with_threads};
 use proptest::prelude::*;
 
-use super::{CemDiagonal, TILE, cem_attention};
+use super::products::TILE;
+use super::{CemDiagonal, cem_attention};
 use crate::cem_energy::cem_attention_energy;
+use crate::mul_scalar;
 use crate::simd::{Level, with_level};
-use crate::testing::{Chain, difference};
+use crate::testing::{Chain, Operator, difference, follows_plain_f32};
 
 /// B, T_q, T_k, H, K, D.
 type Dims = [usize; 6];
@@ -132,6 +134,23 @@ fn shapes_around_the_tile_pass_the_chain() {
         .enumerate()
     {
         KINDS.into_iter().for_each(|kind| chain(dims, kind, seed as u64, false, 5e-5));
+    }
+}
+
+#[test]
+fn packed_factors_follow_plain_f32() {
+    let direction: Operator = |v| {
+        let small = |x: &Var| mul_scalar(x, 0.1);
+        let diagonal = v.get(4).map(small);
+        let diagonal = diagonal.as_ref().map(|d| CemDiagonal { d, history: &v[3] });
+        cem_attention(&v[0], &small(&v[1]), &v[2], diagonal, 1e4).direction
+    };
+    // Widths below and above the least that are packed with all digits, queries around tiles.
+    for dims in [[2, 70, 70, 2, 16, 140], [1, 130, 130, 1, 36, 31], [2, 33, 200, 3, 8, 130]] {
+        for kind in KINDS {
+            let shapes: Vec<Vec<usize>> = shapes(dims, kind).into_iter().map(|(_, shape)| shape).collect();
+            follows_plain_f32(&format!("cem_attention {kind:?} {dims:?}"), &shapes, direction, &[]);
+        }
     }
 }
 
