@@ -201,19 +201,17 @@ impl Backward for LseBackward {
         vec![("q", &self.q), ("k", &self.k), ("v", &self.v), ("lse", &self.lse)]
     }
     fn backward(self: Box<Self>, dlse: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        fn gradients<E: Number>(saved: LseBackward, dlse: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
+        fn gradients<E: Number>(saved: LseBackward, dlse: &Tensor, needs: [bool; 3]) -> Vec<Option<Tensor>> {
             let LseBackward { q, k, v, lse, sees, dout } = saved;
             let dout = dout.take().unwrap_or_else(|| {
                 let shape = [q.dim(0), q.dim(1), q.dim(2), v.dim(3)];
                 Tensor::zeros(E::DTYPE, &[1, 1, 1, v.dim(3)]).expand(&shape)
             });
-            let (dlse, dout) = (dlse.contiguous(), Values::new(&dout));
-            let (lse, dlse) = (Some(lse.as_slice::<E>()), Some(dlse.as_slice::<E>()));
-            let up = Upstream { dout, gate: None, out: None, lse, dlse };
-            let [dq, dk, dv, _] = with_problem::<E, _>(&[q, k, v], &sees, |p| attention_tiles::backward(p, &up, needs));
-            vec![dq, dk, dv]
+            let delta: Vec<E> = dlse.to_vec::<E>().into_iter().map(|x| E::ZERO - x).collect();
+            let up = Upstream { dout: Values::new(&dout), lse: Some(lse.as_slice::<E>()), delta: Some(&delta) };
+            with_problem::<E, _>(&[q, k, v], &sees, |p| attention_tiles::backward(p, &up, needs)).into()
         }
-        let needs = [needs[0], needs[1], needs[2], false];
+        let needs = [needs[0], needs[1], needs[2]];
         match dlse.dtype() {
             DType::F64 => gradients::<f64>(*self, &dlse, needs),
             _ => gradients::<f32>(*self, &dlse, needs),

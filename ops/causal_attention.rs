@@ -18,7 +18,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
+use crate::attention_tiles::{self, Arrived, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive};
 use crate::cast::{is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
 
@@ -179,18 +179,17 @@ impl Backward for AttentionBackward {
         saved
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        fn gradients<E: Number>(saved: AttentionBackward, dout: &Tensor, needs: [bool; 4]) -> Vec<Option<Tensor>> {
+        fn gradients<E: Number>(saved: AttentionBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
-            let (out, dout) = (Some(Values::new(&out)), Values::new(dout));
-            let up = Upstream { dout, gate: None, out, lse: Some(lse.as_slice::<E>()), dlse: None };
-            let [dq, dk, dv, _] = plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs));
-            vec![dq, dk, dv]
+            let Arrived { dout, delta, .. } = arrive::<E>(dout, None, &out, false);
+            let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
+            let up = Upstream { dout: Values::new(&dout), lse, delta };
+            let needs = [needs[0], needs[1], needs[2]];
+            plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs)).into()
         }
-        let dout = Rows::<f32>::prepare(&dout);
-        let needs = [needs[0], needs[1], needs[2], false];
         match dout.dtype() {
-            DType::F64 => gradients::<f64>(*self, &dout, needs),
-            _ => gradients::<f32>(*self, &dout, needs),
+            DType::F64 => gradients::<f64>(*self, dout, needs),
+            _ => gradients::<f32>(*self, dout, needs),
         }
     }
 }

@@ -159,7 +159,9 @@ impl Backward for CemMlpBackward {
         match du.dtype() {
             DType::F32 => gradients::<f32>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
             DType::F64 => gradients::<f64>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
-            _ => gradients::<bf16>(&gate, [&mut a, &mut du, &mut dgate], |gate, of| pass_stored(&Slopes, [gate], of)),
+            _ => gradients::<bf16>(&gate, [&mut a, &mut du, &mut dgate], |gate, of| {
+                let [] = pass_stored(&Slopes, [gate], of);
+            }),
         }
         let dw = needs[2].then(|| {
             let mut dw = stored_matrices(&a.transpose(0, 1), &dm, narrow, x_dtype);

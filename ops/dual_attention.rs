@@ -21,7 +21,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Error, Result, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
+use crate::attention_tiles::{self, Arrived, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive};
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -286,18 +286,14 @@ impl DualAttentionBackward {
         f(&[own, context])
     }
 
-    fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (out, lse) = (self.out.as_ref().expect("kept"), self.lse.as_ref().expect("of a softmax"));
-        let up = Upstream {
-            dout: Values::new(dout),
-            gate: None,
-            out: Some(Values::new(out)),
-            lse: Some(lse.as_slice::<E>()),
-            dlse: None,
-        };
+        let Arrived { dout, delta, .. } = arrive::<E>(dout, None, out, false);
+        let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
+        let up = Upstream { dout: Values::new(&dout), lse, delta };
         let of_sets = [[needs[1], needs[2]], [needs[3], needs[4]]];
-        let (dq, [[dk_self, dv_self], [dk_context, dv_context]], _) =
-            self.with_sets::<E, _>(|sets| attention_tiles::backward_over(sets, &up, needs[0], of_sets, false));
+        let (dq, [[dk_self, dv_self], [dk_context, dv_context]]) =
+            self.with_sets::<E, _>(|sets| attention_tiles::backward_over(sets, &up, needs[0], of_sets));
         vec![dq, dk_self, dv_self, dk_context, dv_context]
     }
 }
@@ -313,10 +309,9 @@ impl Backward for DualAttentionBackward {
         names.into_iter().zip(&self.operands).chain(kept).collect()
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let dout = Rows::<f32>::prepare(&dout);
         match dout.dtype() {
-            DType::F64 => self.gradients::<f64>(&dout, needs),
-            _ => self.gradients::<f32>(&dout, needs),
+            DType::F64 => self.gradients::<f64>(dout, needs),
+            _ => self.gradients::<f32>(dout, needs),
         }
     }
 }

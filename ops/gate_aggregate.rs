@@ -23,7 +23,7 @@ use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
 use crate::attention_tiles::{
-    self, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, with_kept_factors,
+    self, Arrived, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive, with_kept_factors,
 };
 use crate::cast::widened;
 use crate::causal_attention::check_shapes;
@@ -171,30 +171,27 @@ impl Backward for GateAggregateBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         match dout.dtype() {
-            DType::F64 => gradients::<f64>(*self, &dout, needs),
-            _ => gradients::<f32>(*self, &dout, needs),
+            DType::F64 => gradients::<f64>(*self, dout, needs),
+            _ => gradients::<f32>(*self, dout, needs),
         }
     }
 }
 
-fn gradients<E: Width>(saved: GateAggregateBackward, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+fn gradients<E: Width>(saved: GateAggregateBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
     let GateAggregateBackward { q, k, g, tau, v, gate, lse, narrow, .. } = saved;
-    let dout_heads = Rows::<E>::prepare(&dout.reshape(gate.shape()));
+    let (shape, by_heads) = (dout.shape().to_vec(), dout.reshape(gate.shape()));
+    drop(dout); // so that it is written over
+    let Arrived { dout, dgate, delta } = arrive::<E>(by_heads, v.as_ref(), &gate, v.is_some() && needs[4]);
     let operands = [q, k, g];
     let tau = tau.to_vec::<E>();
-    let up = Upstream {
-        dout: Values::new(&dout_heads),
-        gate: v.as_ref().map(Values::new),
-        out: Some(Values::new(&gate)),
-        lse: Some(lse.as_slice::<E>()),
-        dlse: None,
-    };
-    let wanted = [needs[0] || needs[3], needs[1], needs[2], v.is_some() && needs[4]];
-    let [dq, dk, dg, dv] = with_problem(&operands, &tau, narrow, |p| attention_tiles::backward(p, &up, wanted));
+    let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
+    let up = Upstream { dout: Values::new(&dout), lse, delta };
+    let wanted = [needs[0] || needs[3], needs[1], needs[2]];
+    let [dq, dk, dg] = with_problem(&operands, &tau, narrow, |p| attention_tiles::backward(p, &up, wanted));
     let (dq, dtau) = dq.map(|dq| unit_rows_backward(&operands[0], dq, Some(&tau))).unzip();
     let dk = dk.map(|dk| unit_rows_backward::<E>(&operands[1], dk, None).0);
     let mut grads = vec![dq, dk, dg, dtau];
-    grads.extend(v.map(|_| dv.map(|dv| dv.reshape(dout.shape()))));
+    grads.extend(v.map(|_| dgate.map(|dv| dv.reshape(&shape))));
     grads
 }
 

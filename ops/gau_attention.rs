@@ -23,7 +23,7 @@ use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor, threads};
 
 use crate::attention_tiles::{
-    self, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, with_kept_factors,
+    self, Arrived, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive, with_kept_factors,
 };
 use crate::cast::{is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
@@ -189,17 +189,19 @@ impl GauBackward {
         self.with_problem::<E, _>(|p| attention_tiles::forward(p, u.as_ref(), keep))
     }
 
-    fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let dout_blocks = by_blocks(dout, self.k.dim(2));
-        let up = Upstream {
-            dout: Values::new(&dout_blocks),
-            gate: self.u.as_ref().map(Values::new),
-            out: self.out.as_ref().map(Values::new),
-            lse: None,
-            dlse: None,
+    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let by_blocks = by_blocks(&dout, self.k.dim(2));
+        drop(dout); // so that it is written over
+        let (dout, du) = match (&self.u, &self.out) {
+            (Some(u), Some(out)) => {
+                let Arrived { dout, dgate, .. } = arrive::<E>(by_blocks, Some(u), out, needs[3]);
+                (dout, dgate)
+            }
+            _ => (Rows::<E>::prepare(&by_blocks), None),
         };
-        let wanted = [needs[0], needs[1], needs[2], self.u.is_some() && needs[3]];
-        let [dq, dk, dv, du] = self.with_problem::<E, _>(|p| attention_tiles::backward(p, &up, wanted));
+        let up = Upstream { dout: Values::new(&dout), lse: None, delta: None };
+        let wanted = [needs[0], needs[1], needs[2]];
+        let [dq, dk, dv] = self.with_problem::<E, _>(|p| attention_tiles::backward(p, &up, wanted));
         let dq = dq.map(|dq| scaled::<E>(&sum_blocks(&dq), self.start()));
         let whole = |x: Tensor| x.reshape(&[x.dim(0), x.dim(1), x.dim(2) * x.dim(3)]);
         let mut grads = vec![dq, dk.map(|dk| sum_blocks(&dk)), dv.map(whole)];
@@ -220,8 +222,8 @@ impl Backward for GauBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         match dout.dtype() {
-            DType::F64 => self.gradients::<f64>(&dout, needs),
-            _ => self.gradients::<f32>(&dout, needs),
+            DType::F64 => self.gradients::<f64>(dout, needs),
+            _ => self.gradients::<f32>(dout, needs),
         }
     }
 }

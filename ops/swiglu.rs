@@ -54,7 +54,9 @@ impl Backward for SwigluBackward {
         match dup.dtype() {
             DType::F32 => gradients::<f32>(&self, &mut dup, &mut dgate, run),
             DType::F64 => gradients::<f64>(&self, &mut dup, &mut dgate, run),
-            _ => gradients::<bf16>(&self, &mut dup, &mut dgate, |from, to| pass_stored(&Slopes, from, to)),
+            _ => gradients::<bf16>(&self, &mut dup, &mut dgate, |from, to| {
+                let [] = pass_stored(&Slopes, from, to);
+            }),
         }
         // Both come out of the same sigmoid and the same pass; the one that is not needed costs one write.
         vec![needs[0].then_some(dgate), needs[1].then_some(dup)]

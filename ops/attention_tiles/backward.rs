@@ -22,8 +22,6 @@ use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredReluGradient, Tile, TransposeRows, Values,
     Weighting, leading, packed, tile_queries,
 };
-use crate::arithmetic::Mul;
-use crate::simd::{self, map_binary};
 
 /// Pieces of the keys of a head, at most, but for those that lie in two sets or, where there are blocks, hold too much.
 const MOST_PIECES: usize = 4;
@@ -33,61 +31,25 @@ const HELD_BYTES: usize = 1024 * 1024;
 /// Tasks that keep the threads of a large machine busy.
 const ENOUGH_TASKS: usize = 32;
 
-/// The gradient that arrives, and what the forward pass has left.
+/// The gradient of the attention's output, and what the forward pass has left.
 pub(crate) struct Upstream<'a, E> {
     /// `[B, T_q, H, G]`.
     pub dout: Values<'a, E>,
-    /// What the attention was multiplied with: the gradient of its output is `dout ⊙ gate`.
-    pub gate: Option<Values<'a, E>>,
-    /// The output of the attention, before the gate; for softmax, or when there is a gate.
-    pub out: Option<Values<'a, E>>,
     /// `[B, H, T_q]`; for softmax.
     pub lse: Option<&'a [E]>,
-    /// `[B, T_q, H]`: what `-delta` is, with all else that arrives at `lse`, where there is no `out` to form it from.
-    pub dlse: Option<&'a [E]>,
+    /// `[B, T_q, H]`, what a softmax subtracts from slopes of weights: `dout` times the output, less what arrives at `lse`.
+    pub delta: Option<&'a [E]>,
 }
 
-impl<E: Number> Upstream<'_, E> {
-    /// Of one query: `dout` becomes the gradient of the attention's output; its gradient of the gate is written where that
-    /// is wanted; gives `delta`, of a softmax. `rooms` are for a row of values each.
-    pub(super) fn arrives(
-        &self,
-        p: &Problem<E>,
-        (batch, i, head): (usize, usize, usize),
-        dout: &mut [E],
-        rooms: [&mut [E]; 2],
-        dgate: Option<&SharedValues<E>>,
-    ) -> E {
-        let (dout, at, row) = (&mut dout[..p.v.width()], (batch, i, head), (batch * p.queries + i) * p.heads + head);
-        let [out, product] = rooms.map(|room| &mut room[..p.v.width()]);
-        if let Some(values) = &self.out {
-            values.read(at, out);
-        }
-        if let (Some(dgate), Some(_)) = (dgate, &self.out) {
-            map_binary(&Mul, dout, out, product);
-            // SAFETY: the task of this head's last piece alone asks for it, and has these queries.
-            unsafe { dgate.write(row, product) };
-        }
-        if let Some(gate) = &self.gate {
-            gate.multiply(at, dout);
-        }
-        match (p.weighting, self.dlse) {
-            (Weighting::Softmax, Some(dlse)) => E::ZERO - dlse[row],
-            (Weighting::Softmax, None) => simd::dot(dout, out),
-            (Weighting::SquaredRelu, _) => E::ZERO,
-        }
-    }
+/// The gradients of `q`, `k` and `v` as far as they are needed.
+pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 3]) -> [Option<Tensor>; 3] {
+    let [need_q, need_k, need_v] = needs;
+    let (dq, [[dk, dv]]) = backward_over(std::array::from_ref(p), up, need_q, [[need_k, need_v]]);
+    [dq, dk, dv]
 }
 
-/// The gradients of `q`, `k`, `v` and the gate as far as they are needed.
-pub(crate) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>, needs: [bool; 4]) -> [Option<Tensor>; 4] {
-    let [need_q, need_k, need_v, need_gate] = needs;
-    let (dq, [[dk, dv]], dgate) = backward_over(std::array::from_ref(p), up, need_q, [[need_k, need_v]], need_gate);
-    [dq, dk, dv, dgate]
-}
-
-/// The gradients of `q`, of the keys and values of every set, and of the gate.
-type OverSets<const N: usize> = (Option<Tensor>, [[Option<Tensor>; 2]; N], Option<Tensor>);
+/// The gradients of `q`, and of the keys and values of every set.
+type OverSets<const N: usize> = (Option<Tensor>, [[Option<Tensor>; 2]; N]);
 
 /// As [`backward`] where one softmax was over several sets of keys, see [`super::forward_over`].
 pub(crate) fn backward_over<E: Number, const N: usize>(
@@ -95,13 +57,11 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
     up: &Upstream<E>,
     need_q: bool,
     needs: [[bool; 2]; N],
-    need_gate: bool,
 ) -> OverSets<N> {
     let p = &sets[0];
     let heads = p.batch * p.heads;
     let tensor = |need: bool, dtype, time, width| need.then(|| Tensor::empty(dtype, &[p.batch, time, p.heads, width]));
     let mut dq = tensor(need_q, E::DTYPE, p.queries, p.k.width);
-    let mut dgate = up.gate.and_then(|gate| tensor(need_gate, gate.dtype(), p.queries, p.v.width()));
     let mut of_sets: [_; N] = std::array::from_fn(|n| {
         let (p, [need_k, need_v]) = (&sets[n], needs[n]);
         [tensor(need_k, E::DTYPE, p.keys, p.k.width), tensor(need_v, p.v.dtype(), p.keys, p.v.width())]
@@ -121,7 +81,6 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
         tiles,
         dq: dq.as_mut().map(|t| SharedRows::new(t.as_mut_slice::<E>())),
         of_sets: of_sets.each_mut().map(|set| set.each_mut().map(shared)),
-        dgate: shared(&mut dgate),
     };
     let cost = p.queries * sets.iter().map(|p| p.keys).sum::<usize>() * (p.k.width + p.v.width());
     let (next, digits) = (AtomicUsize::new(0), packed::digits(sets));
@@ -136,7 +95,7 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
         });
     });
     drop(pass);
-    (dq, of_sets, dgate)
+    (dq, of_sets)
 }
 
 /// Keys of one of the sets.
@@ -217,9 +176,6 @@ struct Buffers<'a, E> {
     weights: &'a mut [E],
     slopes: &'a mut [E],
     dq: &'a mut [E],
-    /// One row of the output, and of its product with what arrives.
-    out: &'a mut [E],
-    product: &'a mut [E],
     /// Keys and values of the piece, and their gradients.
     k: &'a mut [E],
     v: &'a mut [E],
@@ -239,12 +195,11 @@ pub(super) struct Pass<'a, E, const N: usize> {
     pub turns: Turns,
     pub dq: Option<SharedRows<'a, E>>,
     pub of_sets: [[Option<SharedValues<'a, E>>; 2]; N],
-    pub dgate: Option<SharedValues<'a, E>>,
 }
 
 impl<E: Number, const N: usize> Pass<'_, E, N> {
     /// The keys of a piece that some of `queries` sees; `None` when it has nothing to do with them. All queries pass by the
-    /// last piece: it writes `dgate`, and `dq` where nobody has before.
+    /// last piece: it writes `dq` where nobody has before.
     fn seen(&self, piece: usize, batch: usize, queries: &Range<usize>) -> Option<Range<usize>> {
         let Piece { set, keys } = &self.pieces[piece];
         let seen = common(&self.sets[*set].seen(batch, queries), keys);
@@ -271,36 +226,28 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
             keys * stride,
             keys * stride,
             size * k_stride,
-            v_stride,
-            v_stride,
             range.len() * k_stride,
             range.len() * v_stride,
             range.len() * k_stride,
             range.len() * v_stride,
         ];
         let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-        let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, out, product, k, v, dk, dv] =
-            scratch.parts::<E, 15>(sizes);
+        let [q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv] = scratch.parts::<E, 13>(sizes);
         dk.fill(E::ZERO);
         dv.fill(E::ZERO);
         p.copy_keys(&Values::Same(p.k), (batch, head), range.clone(), k, k_stride);
         p.copy_keys(&p.v, (batch, head), range.clone(), v, v_stride);
         let needs = [self.dq.is_some(), dk_out.is_some(), dv_out.is_some()];
-        let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, out, product, k, v, dk, dv };
+        let mut buffers = Buffers { q_t, q, dout_t, dout, lse, delta, weights, slopes, dq, k, v, dk, dv };
 
         for (n, queries) in self.tiles[batch].iter().enumerate() {
             let Some(seen) = self.seen(piece, batch, queries) else { continue };
             let before = (0..piece).filter(|&piece| self.seen(piece, batch, queries).is_some()).count();
             let (i, queries) = (queries.start, queries.len());
             buffers.dq.fill(E::ZERO);
-            let dgate = self.dgate.as_ref().filter(|_| self.is_last(piece));
-            if !seen.is_empty() || dgate.is_some() {
-                buffers.pack(
-                    p,
-                    self.up,
-                    Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride, narrow: p.narrow },
-                    dgate,
-                );
+            if !seen.is_empty() {
+                let tile = Tile { batch, head, i, queries, j: 0, keys: 0, diagonal: 0, stride, narrow: p.narrow };
+                buffers.pack(p, self.up, tile);
             }
             for j in seen.clone().step_by(KEYS).take_while(|_| needs.contains(&true)) {
                 let keys = KEYS.min(seen.end - j);
@@ -333,14 +280,8 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
 }
 
 impl<E: Number> Buffers<'_, E> {
-    /// Copies a tile of queries with all that belongs to it, and writes their gradient of the gate where it is wanted.
-    fn pack(
-        &mut self,
-        p: &Problem<E>,
-        up: &Upstream<E>,
-        Tile { batch, head, i, queries, stride, .. }: Tile,
-        dgate: Option<&SharedValues<E>>,
-    ) {
+    /// Copies a tile of queries with all that belongs to it.
+    fn pack(&mut self, p: &Problem<E>, up: &Upstream<E>, Tile { batch, head, i, queries, stride, .. }: Tile) {
         let (k_stride, v_stride) = (leading::<E>(p.k.width), leading::<E>(p.v.width()));
         p.q.copy(batch, i, head, queries, self.q, k_stride);
         self.q.iter_mut().for_each(|x| *x *= p.scale);
@@ -349,15 +290,14 @@ impl<E: Number> Buffers<'_, E> {
         };
         transpose(self.q, k_stride, p.k.width, self.q_t);
         up.dout.copy(batch, i, head, queries, self.dout, v_stride);
-        for (c, dout) in self.dout.chunks_exact_mut(v_stride).take(queries).enumerate() {
-            let delta = up.arrives(p, (batch, i + c, head), dout, [self.out, self.product], dgate);
-            self.delta[c] = delta;
-        }
         transpose(self.dout, v_stride, p.v.width(), self.dout_t);
         if let Some(lse) = up.lse {
             self.lse[..queries].copy_from_slice(&lse[(batch * p.heads + head) * p.queries + i..][..queries]);
             self.lse[queries..].fill(E::ZERO);
-            self.delta[queries..].fill(E::ZERO);
+        }
+        if let Some(delta) = up.delta {
+            let of_query = |c: usize| delta[(batch * p.queries + i + c) * p.heads + head];
+            self.delta.iter_mut().enumerate().for_each(|(c, x)| *x = if c < queries { of_query(c) } else { E::ZERO });
         }
     }
 

@@ -15,6 +15,7 @@
 //! Tasks are cut by shape, and no sum depends on which task ran first.
 //! Source: Dao et al., FlashAttention, arXiv 2205.14135, for tiles with running maxima and sums.
 
+mod arrived;
 mod backward;
 pub(crate) mod factors;
 mod forward;
@@ -35,6 +36,7 @@ use kumiki_tensor::{Element, Tensor};
 use crate::dual_attention::BlockStarts;
 use crate::simd::{Kernel, Lanes, Real};
 
+pub(crate) use arrived::{Arrived, arrive};
 pub(crate) use backward::{Upstream, backward, backward_over};
 pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};

@@ -10,9 +10,7 @@ use super::backward::{Pass, Upstream};
 use super::factors::{matrix, part, product, stride};
 use super::forward::{Outputs, Sums, finish};
 use super::softmax::{SoftmaxGradient, SoftmaxStep};
-use super::{
-    Number, Problem, Scratch, Sees, SharedValues, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale,
-};
+use super::{Number, Problem, Scratch, Sees, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale};
 use crate::gemm::packed::{Digits, Prepacked, UNIT};
 use crate::gemm::{MatRef, Operand, Side};
 use kumiki_tensor::threads;
@@ -150,36 +148,35 @@ struct Queries {
 }
 
 impl Queries {
-    /// Those from `first` on; fills in `delta`, and writes the gradient of the gate where it is wanted.
+    /// Those from `first` on; fills in `delta`.
     fn pack<E: Number>(
         (p, digits): (&Problem<E>, Digits),
         up: &Upstream<E>,
         (batch, head): (usize, usize),
         first: usize,
         delta: &mut [E],
-        dgate: Option<&SharedValues<E>>,
     ) -> Queries {
         let (width, values, time) = (p.k.width, p.v.width(), p.queries);
         let [mut q_t, mut q, mut dout_t, mut dout] = [(time, width), (width, time), (time, values), (values, time)]
             .map(|(rows, terms)| Prepacked::new(digits, Side::B, rows, terms));
-        let (k_stride, v_stride) = (leading::<E>(width), leading::<E>(values));
-        let sizes = [UNIT * k_stride, UNIT * v_stride, v_stride, v_stride];
-        let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-        let [rows, arrived, out, product] = scratch.parts::<E, 4>(sizes);
+        let k_stride = leading::<E>(width);
+        let mut scratch = Scratch::new::<E>(UNIT * k_stride);
+        let [rows] = scratch.parts::<E, 1>([UNIT * k_stride]);
         for i in (first..time).step_by(UNIT) {
             let count = UNIT.min(time - i);
             p.q.copy(batch, i, head, count, rows, k_stride);
             scale(&mut rows[..count * k_stride], p.scale);
-            up.dout.copy(batch, i, head, count, arrived, v_stride);
-            for (c, row) in arrived.chunks_exact_mut(v_stride).take(count).enumerate() {
-                delta[i + c] = up.arrives(p, (batch, i + c, head), row, [out, product], dgate);
-            }
             let queries = matrix(rows, count, width, (k_stride, 1));
-            let arrived = matrix(arrived, count, values, (v_stride, 1));
             q_t.pack((i, 0), queries);
             q.pack((0, i), queries.t());
-            dout_t.pack((i, 0), arrived);
-            dout.pack((0, i), arrived.t());
+        }
+        let all = up.dout.matrix((batch, first, head), time - first);
+        dout_t.pack((first, 0), all);
+        dout.pack((0, first), all.t());
+        if let Some(of_all) = up.delta {
+            for (i, delta) in delta.iter_mut().enumerate().take(time).skip(first) {
+                *delta = of_all[(batch * time + i) * p.heads + head];
+            }
         }
         Queries { q_t, q, dout_t, dout }
     }
@@ -191,9 +188,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
         let (p, up, range) = (&self.sets[0], self.up, self.pieces[piece].keys.clone());
         let [dk_out, dv_out] = &self.of_sets[0];
         let (width, values, time) = (p.k.width, p.v.width(), p.queries);
-        let dgate = self.dgate.as_ref().filter(|_| self.is_last(piece));
-        // All queries pass by the last piece, for the gradient of the gate.
-        let first = if self.is_last(piece) { 0 } else { p.first_query(range.start) / UNIT * UNIT };
+        let first = p.first_query(range.start) / UNIT * UNIT;
         let (chunk, padded) = (CHUNK.min(time.next_multiple_of(UNIT)), time.next_multiple_of(UNIT));
         let (s_stride, k_stride, v_stride) = (stride(chunk), stride(width), stride(values));
         let sizes =
@@ -205,7 +200,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
         if let Some(all) = up.lse {
             lse[..time].copy_from_slice(&all[(batch * p.heads + head) * time..][..time]);
         }
-        let all = Queries::pack((p, digits), up, (batch, head), first, delta, dgate);
+        let all = Queries::pack((p, digits), up, (batch, head), first, delta);
         let (mut k, mut v) =
             (Prepacked::new(digits, Side::A, TILE, width), Prepacked::new(digits, Side::A, TILE, values));
         let mut k_t = Prepacked::new(digits, Side::B, width, TILE);

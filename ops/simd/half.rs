@@ -37,13 +37,15 @@ pub(crate) fn narrow_group<const N: usize>(x: &[f32; N], out: &mut [bf16; N]) {
     out.iter_mut().zip(x).for_each(|(y, &x)| *y = rounded(x));
 }
 
+/// One number, as in [`widen`].
 #[inline(always)]
-fn widened(x: bf16) -> f32 {
+pub(crate) fn widened(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
+/// One number, as in [`narrow`].
 #[inline(always)]
-fn rounded(x: f32) -> bf16 {
+pub(crate) fn rounded(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     // A NaN may have all that makes it one in the lower half.
