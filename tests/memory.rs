@@ -11,7 +11,10 @@ use kumiki::train::zoo::Suite;
 #[test]
 fn the_peak_of_a_step_does_not_grow_and_a_steady_step_asks_the_system_for_nothing() {
     for model in models() {
-        threads::with_threads(1, || train(&model));
+        threads::with_threads(1, || train(&model, "f32"));
+    }
+    for model in ["tango", "wango", "gau", "flash", "cem-t2-per_head"] {
+        threads::with_threads(1, || train(model, "bf16"));
     }
     threads::with_threads(1, memory_of_a_token_does_not_grow_with_the_sequence);
 }
@@ -36,8 +39,8 @@ fn memory_of_a_token_does_not_grow_with_the_sequence() {
     }
 }
 
-fn train(model: &str) {
-    let settings = Settings { steps: 200, seq: 32, batch: 2, ..Settings::preset("nano").unwrap() };
+fn train(model: &str, dtype: &str) {
+    let settings = Settings { dtype: dtype.into(), steps: 200, seq: 32, batch: 2, ..Settings::preset("nano").unwrap() };
     let data = Data::open("math", settings.val_fraction, settings.seq).unwrap();
     let config = settings.model(model, 256).unwrap();
     let model_of_run = kumiki::models::Model::new(&config, 0, settings.dtype().unwrap()).unwrap();
@@ -57,7 +60,7 @@ fn train(model: &str) {
     let early = memory_of_step();
     (6..199).for_each(|_| _ = memory_of_step());
     let late = memory_of_step();
-    assert_eq!(late.peak, early.peak, "{model}: peak bytes of step 200 and of step 6");
-    assert_eq!(late.live, early.live, "{model}: live bytes after step 200 and after step 6");
-    assert_eq!(late.system_allocations, early.system_allocations, "{model}: buffers asked from the system");
+    assert_eq!(late.peak, early.peak, "{model} {dtype}: peak bytes of step 200 and of step 6");
+    assert_eq!(late.live, early.live, "{model} {dtype}: live bytes after step 200 and after step 6");
+    assert_eq!(late.system_allocations, early.system_allocations, "{model} {dtype}: buffers asked from the system");
 }

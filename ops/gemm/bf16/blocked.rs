@@ -36,6 +36,9 @@ pub(super) trait Form: Copy + Send + Sync {
     const ONE_PASS: usize;
     /// Packed numbers of a chunk of B at most.
     const PACKED: usize;
+    /// Multiply-adds on tiles from which on a product of several passes is for more than one thread: the terms of each element
+    /// come from other caches then, which takes longer than so few products.
+    const PARALLEL: usize;
 
     /// Packs `rows` rows of `terms` terms into panels of whole steps; `irregular`, one for each panel, says what
     /// [`Form::block`] must know about it.
@@ -163,6 +166,8 @@ pub(super) struct Job<F: Form> {
 /// The caller has checked the extents, that the CPU has `level`, and that no extent is 0.
 pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
     let Job { m, n, k, a, b, c, accumulate, parallel } = job;
+    let worth = k <= F::ONE_PASS || level != Level::Amx || m.saturating_mul(n).saturating_mul(k) >= F::PARALLEL;
+    let parallel = parallel && worth;
     let (row_panels, col_panels) = (m.div_ceil(PANEL), n.div_ceil(PANEL));
     let panel_len = k.div_ceil(STEP) * F::PARTS * STEP_LEN;
     let chunk = (F::PACKED / panel_len).clamp(1, col_panels);

@@ -79,6 +79,7 @@ impl Form for One {
     const PASS: usize = 256;
     const ONE_PASS: usize = 256;
     const PACKED: usize = 2 << 20;
+    const PARALLEL: usize = 1 << 27;
 
     #[inline]
     unsafe fn panels(

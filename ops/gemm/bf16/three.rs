@@ -29,6 +29,7 @@ impl Form for Three {
     const PASS: usize = 128;
     const ONE_PASS: usize = 256;
     const PACKED: usize = 6 << 20;
+    const PARALLEL: usize = 1 << 24;
 
     #[inline]
     unsafe fn panels(
