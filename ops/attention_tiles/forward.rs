@@ -5,14 +5,12 @@ use std::ops::Range;
 use kumiki_tensor::{Tensor, threads};
 
 use super::softmax::SoftmaxStep;
+use super::values::write_gated;
 use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredRelu, Tile, TransposeRows, Values,
-    Weighting, leading, packed, scale, single, tile_queries,
+    Weighting, leading, packed, single, tile_queries,
 };
-use crate::arithmetic::Mul;
 use crate::count::count;
-use crate::simd::{Real, map_binary};
-use crate::stored::gate_stored;
 
 /// What the forward pass gives.
 pub(crate) struct Attended {
@@ -160,35 +158,10 @@ pub(super) fn finish<E: Number>(
         };
         let row = &mut acc[c * v_stride..][..p.v.width()];
         let at = (batch * p.queries + i + c) * p.heads + head;
-        match (&outputs.out, &outputs.gated, gate) {
-            (Some(SharedValues::Half(out)), Some(SharedValues::Half(gated)), Some(Values::Half(gate))) => {
-                // SAFETY: this task alone has this head and these queries.
-                let to = unsafe { [out.row_mut(at, row.len()), gated.row_mut(at, row.len())] };
-                let x = E::as_f32(row).expect("BF16 is stored beside F32");
-                gate_stored(Real::to_f64(inverse) as f32, x, gate.row(batch, i + c, head), to);
-            }
-            (out, gated, gate) => {
-                if inverse != E::ONE {
-                    scale(row, inverse);
-                }
-                if let Some(out) = out {
-                    // SAFETY: as above.
-                    unsafe { out.write(at, row) };
-                }
-                match (gated, gate) {
-                    (Some(SharedValues::Same(gated)), Some(Values::Same(gate))) => {
-                        // SAFETY: as above.
-                        let to = unsafe { gated.row_mut(at, row.len()) };
-                        map_binary(&Mul, row, gate.row(batch, i + c, head), to);
-                    }
-                    (Some(gated), Some(gate)) => {
-                        gate.multiply((batch, i + c, head), row);
-                        // SAFETY: as above.
-                        unsafe { gated.write(at, row) };
-                    }
-                    _ => {}
-                }
-            }
+        // SAFETY: this task alone has this head and these queries.
+        unsafe {
+            let gated = outputs.gated.as_ref().zip(gate);
+            write_gated(row, inverse, (batch, i + c, head), at, outputs.out.as_ref(), gated);
         }
         if let Some(lse) = &outputs.lse {
             // SAFETY: as above.

@@ -43,7 +43,7 @@ pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
 pub(crate) use squared_relu::{SquaredRelu, SquaredReluGradient};
 pub(crate) use turns::Turns;
-pub(crate) use values::{SharedValues, Values, scale};
+pub(crate) use values::{SharedValues, Values, scale, write_gated};
 
 /// Keys of a tile: like the queries of one, a multiple of the block heights and widths of the product kernel.
 pub(crate) const KEYS: usize = 96;

@@ -5,7 +5,8 @@ use kumiki_tensor::{DType, Tensor, bf16};
 
 use super::{Number, Rows, SharedRows};
 use crate::arithmetic::Mul;
-use crate::simd::{Real, map_binary_inplace, map_unary_inplace};
+use crate::simd::{Real, map_binary, map_binary_inplace, map_unary_inplace};
+use crate::stored::gate_stored;
 use crate::unary::Scale;
 
 /// Numbers that are widened at a time where they are multiplied with.
@@ -81,6 +82,45 @@ impl<'a, E: Number> Values<'a, E> {
 /// `row[i] *= factor`.
 pub(crate) fn scale<E: Number>(row: &mut [E], factor: E) {
     map_unary_inplace(&Scale(Real::to_f64(factor)), row);
+}
+
+/// Writes `factor row` as row `to` of an output, and its product with the gate of the query `at` as that of another one, each
+/// as far as it is there; `row` is written over.
+///
+/// # Safety
+/// As [`SharedValues::write`].
+pub(crate) unsafe fn write_gated<E: Number>(
+    row: &mut [E],
+    factor: E,
+    at: (usize, usize, usize),
+    to: usize,
+    out: Option<&SharedValues<E>>,
+    gated: Option<(&SharedValues<E>, &Values<E>)>,
+) {
+    // SAFETY: as the caller warrants.
+    unsafe {
+        if let (Some(SharedValues::Half(out)), Some((SharedValues::Half(gated), Values::Half(gate)))) = (out, gated) {
+            let both = [out.row_mut(to, row.len()), gated.row_mut(to, row.len())];
+            let x = E::as_f32(row).expect("BF16 is stored beside F32");
+            return gate_stored(Real::to_f64(factor) as f32, x, gate.row(at.0, at.1, at.2), both);
+        }
+        if factor != E::ONE {
+            scale(row, factor);
+        }
+        if let Some(out) = out {
+            out.write(to, row);
+        }
+        match gated {
+            Some((SharedValues::Same(gated), Values::Same(gate))) => {
+                map_binary(&Mul, row, gate.row(at.0, at.1, at.2), gated.row_mut(to, row.len()));
+            }
+            Some((gated, gate)) => {
+                gate.multiply(at, row);
+                gated.write(to, row);
+            }
+            None => {}
+        }
+    }
 }
 
 /// An output of E or of BF16, of which every task writes rows of its own.

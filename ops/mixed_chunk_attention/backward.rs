@@ -10,14 +10,6 @@ use crate::attention_tiles::{
     leading,
 };
 
-/// The gradient that arrives, and what the forward pass has left; by blocks.
-pub(super) struct Upstream<'a, E> {
-    pub dout: Values<'a, E>,
-    pub u: Option<Values<'a, E>>,
-    /// ō, where there is `u`.
-    pub out: Option<Values<'a, E>>,
-}
-
 /// By blocks: what operands that all blocks share get from each.
 pub(super) struct Gradients {
     pub dq: Tensor,
@@ -25,30 +17,28 @@ pub(super) struct Gradients {
     pub dlinear_q: Tensor,
     pub dlinear_k: Tensor,
     pub dv: Tensor,
-    pub du: Option<Tensor>,
 }
 
-pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients {
+/// From `dō = dout ⊙ u`, by blocks.
+pub(super) fn backward<E: Number>(p: &Problem<E>, dout: &Values<E>) -> Gradients {
     let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.blocks, width]);
     let (mut dq, mut dk) = (tensor(p.q.width), tensor(p.q.width));
     let (mut dlinear_q, mut dlinear_k) = (tensor(p.linear_q.width), tensor(p.linear_q.width));
-    let values = |dtype| Tensor::empty(dtype, &[p.batch, p.time, p.blocks, p.v.width()]);
-    let (mut dv, mut du) = (values(p.v.dtype()), up.u.map(|u| values(u.dtype())));
+    let mut dv = Tensor::empty(p.v.dtype(), &[p.batch, p.time, p.blocks, p.v.width()]);
     let outputs = Outputs {
         dq: SharedRows::new(dq.as_mut_slice::<E>()),
         dk: SharedRows::new(dk.as_mut_slice::<E>()),
         dlinear_q: SharedRows::new(dlinear_q.as_mut_slice::<E>()),
         dlinear_k: SharedRows::new(dlinear_k.as_mut_slice::<E>()),
         dv: SharedValues::new(&mut dv),
-        du: du.as_mut().map(SharedValues::new),
     };
     let cost = 3 * p.time * (p.chunk * (p.q.width + p.v.width()) + 2 * p.linear_q.width * p.v.width());
     threads::parallel_for(p.batch * p.blocks, cost, |task| {
         let at = (task / p.blocks, task % p.blocks);
-        left_to_right(p, up, at, &outputs);
-        right_to_left(p, up, at, &outputs);
+        left_to_right(p, dout, at, &outputs);
+        right_to_left(p, dout, at, &outputs);
     });
-    Gradients { dq, dk, dlinear_q, dlinear_k, dv, du }
+    Gradients { dq, dk, dlinear_q, dlinear_k, dv }
 }
 
 struct Outputs<'a, E> {
@@ -57,7 +47,6 @@ struct Outputs<'a, E> {
     dlinear_q: SharedRows<'a, E>,
     dlinear_k: SharedRows<'a, E>,
     dv: SharedValues<'a, E>,
-    du: Option<SharedValues<'a, E>>,
 }
 
 /// Copies `count` rows, times `factor`, to those of an output from time `i` on.
@@ -76,24 +65,8 @@ fn write_rows<E: Number>(
     }
 }
 
-/// Rows of `dō = dout ⊙ u`.
-fn gated_rows<E: Number>(
-    up: &Upstream<E>,
-    (batch, i, head): (usize, usize, usize),
-    count: usize,
-    out: &mut [E],
-    stride: usize,
-) {
-    up.dout.copy(batch, i, head, count, out, stride);
-    if let Some(u) = &up.u {
-        for (c, row) in out.chunks_exact_mut(stride).take(count).enumerate() {
-            u.multiply((batch, i + c, head), &mut row[..u.width()]);
-        }
-    }
-}
-
 /// `dl_i = Z dō_i / n_i`, with `Z` transposed.
-fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (usize, usize), out: &Outputs<E>) {
+fn left_to_right<E: Number>(p: &Problem<E>, dout: &Values<E>, (batch, head): (usize, usize), out: &Outputs<E>) {
     let (size, values, features) = (p.tile(), p.v.width(), p.linear_q.width);
     let (v_stride, l_stride) = (leading::<E>(values), leading::<E>(features));
     // Rows of `dō`, then of values.
@@ -105,7 +78,7 @@ fn left_to_right<E: Number>(p: &Problem<E>, up: &Upstream<E>, (batch, head): (us
         let end = start + p.len(start);
         for i in (start..end).step_by(size) {
             let count = size.min(end - i);
-            gated_rows(up, (batch, i, head), count, d, v_stride);
+            dout.copy(batch, i, head, count, d, v_stride);
             TileProduct {
                 rows: count,
                 depth: if start > 0 { values } else { 0 },
@@ -164,8 +137,6 @@ struct Buffers<'a, E> {
     dlinear_k: &'a mut [E],
     y: &'a mut [E],
     y_t: &'a mut [E],
-    /// A row of what arrives times ō.
-    product: &'a mut [E],
     s: Strides,
 }
 
@@ -179,7 +150,7 @@ struct Strides {
     l: usize,
 }
 
-fn right_to_left<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) {
+fn right_to_left<E: Number>(p: &Problem<E>, dout: &Values<E>, at: (usize, usize), out: &Outputs<E>) {
     let (width, features, values) = (p.q.width, p.linear_q.width, p.v.width());
     let (size, chunk) = (p.tile(), p.chunk);
     let s = Strides {
@@ -204,15 +175,13 @@ fn right_to_left<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize)
         chunk * s.l,
         features * s.v,
         values * s.l,
-        s.v,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let [q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, product] =
-        scratch.parts::<E, 16>(sizes);
+    let [q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t] = scratch.parts::<E, 15>(sizes);
     y.fill(E::ZERO);
-    let mut b = Buffers { q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, product, s };
+    let mut b = Buffers { q, q_t, d, d_t, l, scores, slopes, dq, k, v, dk, dv, dlinear_k, y, y_t, s };
     for start in p.starts().rev() {
-        b.chunk(p, up, at, start, out);
+        b.chunk(p, dout, at, start, out);
     }
 }
 
@@ -221,7 +190,7 @@ impl<E: Number> Buffers<'_, E> {
     fn chunk(
         &mut self,
         p: &Problem<E>,
-        up: &Upstream<E>,
+        dout: &Values<E>,
         (batch, head): (usize, usize),
         start: usize,
         out: &Outputs<E>,
@@ -233,7 +202,7 @@ impl<E: Number> Buffers<'_, E> {
         self.begin_with_later_chunks(p, (batch, head), start);
         for i in (start..start + len).step_by(size) {
             let queries = size.min(start + len - i);
-            self.pack(p, up, (batch, i, head), queries, out.du.as_ref());
+            self.pack(p, dout, (batch, i, head), queries);
             if start > 0 {
                 scaled_rows(&p.linear_q, (batch, i, head), queries, inverse(start), self.l, s.l);
                 TileProduct {
@@ -308,30 +277,14 @@ impl<E: Number> Buffers<'_, E> {
         .run();
     }
 
-    /// A tile of queries and their gradient in both forms; writes the gradient of `u`.
-    fn pack(
-        &mut self,
-        p: &Problem<E>,
-        up: &Upstream<E>,
-        (batch, i, head): (usize, usize, usize),
-        queries: usize,
-        du: Option<&SharedValues<E>>,
-    ) {
+    /// A tile of queries and their gradient in both forms.
+    fn pack(&mut self, p: &Problem<E>, dout: &Values<E>, (batch, i, head): (usize, usize, usize), queries: usize) {
         let (s, values) = (self.s, p.v.width());
         scaled_rows(&p.q, (batch, i, head), queries, p.scale, self.q, s.k);
         transposed_queries(p, (batch, i, head), queries, self.q_t, s.tile);
-        gated_rows(up, (batch, i, head), queries, self.d, s.v);
+        dout.copy(batch, i, head, queries, self.d, s.v);
         let (from, step, width, out) = (&*self.d, s.v, values, &mut *self.d_t);
         TransposeRows { from, step, width, count: queries, factor: E::ONE, out, stride: s.tile }.run();
-        if let (Some(du), Some(out)) = (du, &up.out) {
-            for c in 0..queries {
-                let (product, at) = (&mut self.product[..values], (batch, i + c, head));
-                up.dout.read(at, product);
-                out.multiply(at, product);
-                // SAFETY: this task alone has this block of this batch entry.
-                unsafe { du.write((batch * p.time + i + c) * p.blocks + head, product) };
-            }
-        }
     }
 
     /// What a tile of pairs adds; `at` is the tile's first key within the chunk.

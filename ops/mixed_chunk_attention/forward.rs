@@ -5,6 +5,7 @@ use kumiki_tensor::{Tensor, threads};
 use super::{Problem, inverse};
 use crate::attention_tiles::{
     Band, Number, Rows, Scratch, SharedValues, SquaredRelu, Tile, TileProduct, TransposeRows, Values, leading,
+    write_gated,
 };
 use crate::count::count;
 
@@ -80,15 +81,8 @@ fn block<E: Number>(
             }
             for (c, row) in sums.chunks_exact_mut(v_stride).take(queries).enumerate() {
                 let (row, at) = (&mut row[..values], (batch * p.time + i + c) * p.blocks + head);
-                if let Some(out) = out {
-                    // SAFETY: this task alone has this block of this batch entry.
-                    unsafe { out.write(at, row) };
-                }
-                if let (Some(gated), Some(u)) = (gated, u) {
-                    u.multiply((batch, i + c, head), row);
-                    // SAFETY: as above.
-                    unsafe { gated.write(at, row) };
-                }
+                // SAFETY: this task alone has this block of this batch entry.
+                unsafe { write_gated(row, E::ONE, (batch, i + c, head), at, out.as_ref(), gated.as_ref().zip(u)) };
             }
         }
         if end < p.time {

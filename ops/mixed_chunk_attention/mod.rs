@@ -31,7 +31,7 @@ mod stream;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{KEYS, Number, Rows, Values, with_kept_factors};
+use crate::attention_tiles::{Arrived, KEYS, Number, Rows, Values, arrive, with_kept_factors};
 use crate::cast::{is_stored_for, widened};
 use crate::gau_attention::{by_blocks, clear_scores, for_blocks, sum_blocks, value_blocks};
 use crate::registry::{BenchCase, OpCase};
@@ -206,18 +206,21 @@ impl MixedChunkBackward {
         self.with_problem::<E, _>(|p| forward::forward(p, u.as_ref(), keep))
     }
 
-    fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let dout_blocks = by_blocks(dout, self.operands[0].dim(2));
-        let up = backward::Upstream {
-            dout: Values::new(&dout_blocks),
-            u: self.u.as_ref().map(Values::new),
-            out: self.out.as_ref().map(Values::new),
+    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let (shape, by_blocks) = (dout.shape().to_vec(), by_blocks(&dout, self.operands[0].dim(2)));
+        drop(dout); // so that it is written over
+        let (dout, du) = match (&self.u, &self.out) {
+            (Some(u), Some(out)) => {
+                let Arrived { dout, dgate, .. } = arrive::<E>(by_blocks, Some(u), out, needs[5]);
+                (dout, Some(dgate))
+            }
+            _ => (Rows::<E>::prepare(&by_blocks), None),
         };
-        let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
-        let whole = |x: Tensor| x.reshape(dout.shape());
-        let shared = [out.dq, out.dk, out.dlinear_q, out.dlinear_k].map(|x| sum_blocks(&x));
-        let grads = shared.into_iter().chain([whole(out.dv)]).chain(out.du.map(whole));
-        grads.zip(needs).map(|(grad, &needed)| needed.then_some(grad)).collect()
+        let out = self.with_problem::<E, _>(|p| backward::backward(p, &Values::new(&dout)));
+        let whole = |x: Tensor| x.reshape(&shape);
+        let shared = [out.dq, out.dk, out.dlinear_q, out.dlinear_k].map(|x| Some(sum_blocks(&x)));
+        let grads = shared.into_iter().chain([Some(whole(out.dv))]).chain(du.map(|du| du.map(whole)));
+        grads.zip(needs).map(|(grad, &needed)| grad.filter(|_| needed)).collect()
     }
 }
 
@@ -234,8 +237,8 @@ impl Backward for MixedChunkBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         match dout.dtype() {
-            DType::F64 => self.gradients::<f64>(&dout, needs),
-            _ => self.gradients::<f32>(&dout, needs),
+            DType::F64 => self.gradients::<f64>(dout, needs),
+            _ => self.gradients::<f32>(dout, needs),
         }
     }
 }

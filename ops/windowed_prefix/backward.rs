@@ -6,30 +6,27 @@ use kumiki_tensor::{Tensor, threads};
 use super::forward::{add_to_state, copy_gates, pair_product, transpose};
 use super::weights::{Deltas, Pairs, Slopes};
 use super::{CHUNK, Problem};
-use crate::arithmetic::Mul;
 use crate::attention_tiles::{
     Band, Number, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, scale,
 };
-use crate::simd::{Real, map_binary};
+use crate::simd::Real;
 
 /// The gradient that arrives, and what the forward pass has left.
 pub(super) struct Upstream<'a, E> {
-    /// `[B, T, H, G]`.
+    /// Times `v`, if there is one: `[B, T, H, G]`.
     pub dout: Values<'a, E>,
-    pub v: Option<Values<'a, E>>,
     pub gate: Values<'a, E>,
     /// `[B, H, T]`.
     pub den: &'a [E],
 }
 
-/// Gradients of `tau q̂`, `k̂`, the features, `g`, `v`, and per head that of `tau`, times `tau`.
+/// Gradients of `tau q̂`, `k̂`, the features, `g`, and per head that of `tau`, times `tau`.
 pub(super) struct Gradients {
     pub dq: Tensor,
     pub dk: Tensor,
     pub dphi_q: Tensor,
     pub dphi_k: Tensor,
     pub dg: Tensor,
-    pub dv: Option<Tensor>,
     pub near: Vec<f64>,
 }
 
@@ -37,8 +34,7 @@ pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients
     let tensor = |width: usize| Tensor::empty(E::DTYPE, &[p.batch, p.time, p.heads, width]);
     let (mut dq, mut dk) = (tensor(p.k.width), tensor(p.k.width));
     let (mut dphi_q, mut dphi_k) = (tensor(p.phi_k.width), tensor(p.phi_k.width));
-    let values = |dtype| Tensor::empty(dtype, &[p.batch, p.time, p.heads, p.g.width()]);
-    let (mut dg, mut dv) = (values(p.g.dtype()), up.v.map(|v| values(v.dtype())));
+    let mut dg = Tensor::empty(p.g.dtype(), &[p.batch, p.time, p.heads, p.g.width()]);
     let mut near = vec![0f64; p.batch * p.heads];
     let outputs = Outputs {
         dq: SharedRows::new(dq.as_mut_slice::<E>()),
@@ -46,14 +42,13 @@ pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients
         dphi_q: SharedRows::new(dphi_q.as_mut_slice::<E>()),
         dphi_k: SharedRows::new(dphi_k.as_mut_slice::<E>()),
         dg: SharedValues::new(&mut dg),
-        dv: dv.as_mut().map(SharedValues::new),
     };
     let cost = 3 * p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width());
     threads::parallel_chunks_mut(&mut near, 1, cost, |task, near| {
         near[0] = head(p, up, (task / p.heads, task % p.heads), &outputs);
     });
     let near = (0..p.heads).map(|h| near.iter().skip(h).step_by(p.heads).sum()).collect();
-    Gradients { dq, dk, dphi_q, dphi_k, dg, dv, near }
+    Gradients { dq, dk, dphi_q, dphi_k, dg, near }
 }
 
 struct Outputs<'a, E> {
@@ -62,7 +57,6 @@ struct Outputs<'a, E> {
     dphi_q: SharedRows<'a, E>,
     dphi_k: SharedRows<'a, E>,
     dg: SharedValues<'a, E>,
-    dv: Option<SharedValues<'a, E>>,
 }
 
 /// What one task holds: a tile of queries in the forms that products need, a tile of pairs, all keys of the head with
@@ -77,8 +71,6 @@ struct Buffers<'a, E> {
     d_t: &'a mut [E],
     /// ḡ, as rows and as columns.
     gate: &'a mut [E],
-    /// A row of its product with what arrives.
-    product: &'a mut [E],
     gate_t: &'a mut [E],
     scores: &'a mut [E],
     kernel: &'a mut [E],
@@ -122,7 +114,6 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         size * s.g,
         (values + 1) * s.tile,
         size * s.g,
-        s.g,
         values * s.tile,
         size * s.tile,
         size * s.tile,
@@ -139,7 +130,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         time * s.g,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let mut parts = scratch.parts::<E, 22>(sizes).into_iter();
+    let mut parts = scratch.parts::<E, 21>(sizes).into_iter();
     let mut next = || parts.next().expect("a size for every buffer");
     // In the order of the sizes.
     let mut b = Buffers {
@@ -150,7 +141,6 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         d: next(),
         d_t: next(),
         gate: next(),
-        product: next(),
         gate_t: next(),
         scores: next(),
         kernel: next(),
@@ -224,7 +214,7 @@ impl<E: Number> Buffers<'_, E> {
             p.q.copy(batch, i, head, queries, self.q, s.k);
             transpose(&p.q, (batch, i, head), queries, self.q_t, s.tile);
             transpose(&p.phi_q, (batch, i, head), queries, self.phi_t, s.tile);
-            self.pack(p, up, (batch, head), i, s, out.dv.as_ref());
+            self.pack(p, up, (batch, head), i, s);
             self.dq[..queries * s.k].fill(E::ZERO);
             self.features_from_state(p, first, queries, s);
 
@@ -242,33 +232,15 @@ impl<E: Number> Buffers<'_, E> {
         near
     }
 
-    /// The tile's features and `d`, in both forms, and its gradient of `v` where that is wanted.
-    fn pack(
-        &mut self,
-        p: &Problem<E>,
-        up: &Upstream<E>,
-        (batch, head): (usize, usize),
-        i: usize,
-        s: Strides,
-        dv: Option<&SharedValues<E>>,
-    ) {
+    /// The tile's features and `d`, in both forms.
+    fn pack(&mut self, p: &Problem<E>, up: &Upstream<E>, (batch, head): (usize, usize), i: usize, s: Strides) {
         let (queries, values) = (CHUNK.min(p.time - i), p.g.width());
         p.phi_q.copy(batch, i, head, queries, self.phi, s.phi);
         up.dout.copy(batch, i, head, queries, self.d, s.g);
         up.gate.copy(batch, i, head, queries, self.gate, s.g);
         for (c, d) in self.d.chunks_exact_mut(s.g).take(queries).enumerate() {
-            let (d, at) = (&mut d[..values], (batch, i + c, head));
-            if let Some(dv) = dv {
-                let product = &mut self.product[..values];
-                map_binary(&Mul, d, &self.gate[c * s.g..][..values], product);
-                // SAFETY: this task alone has this head of this batch entry.
-                unsafe { dv.write((batch * p.time + i + c) * p.heads + head, product) };
-            }
-            if let Some(v) = &up.v {
-                v.multiply(at, d);
-            }
             let den = up.den[(batch * p.heads + head) * p.time + i + c];
-            scale(d, if den == E::ZERO { E::ZERO } else { E::ONE / den });
+            scale(&mut d[..values], if den == E::ZERO { E::ZERO } else { E::ONE / den });
         }
         for (from, out) in [(&*self.gate, &mut *self.gate_t), (&*self.d, &mut *self.d_t)] {
             TransposeRows { from, step: s.g, width: values, count: queries, factor: E::ONE, out, stride: s.tile }.run();
@@ -376,7 +348,7 @@ impl<E: Number> Buffers<'_, E> {
         // Chunks that no tile of queries has in its running sums get nothing.
         for j in (0..p.first_key(i)).step_by(CHUNK).rev() {
             while p.first_key(i) > j {
-                self.pack(p, up, at, i, s, None);
+                self.pack(p, up, at, i, s);
                 TileProduct {
                     rows: features,
                     depth: CHUNK.min(p.time - i),

@@ -5,7 +5,7 @@ use kumiki_tensor::{Tensor, threads};
 use super::weights::{Pairs, Weights};
 use super::{CHUNK, Problem};
 use crate::attention_tiles::{
-    Band, Number, Rows, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, scale,
+    Band, Number, Rows, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, write_gated,
 };
 use crate::count::count;
 
@@ -120,21 +120,17 @@ fn head<E: Number>(p: &Problem<E>, v: Option<&Values<E>>, batch: usize, head: us
         for (c, row) in sums.chunks_exact_mut(g_stride).take(queries).enumerate() {
             let (row, sum) = row[..=values].split_at_mut(values);
             let sum = sum[0];
+            let mut factor = if sum == E::ZERO { E::ZERO } else { E::ONE / sum };
             if i + c == 0 {
                 // The first token sees itself alone. Exactly its own gate, so that the slope of its weight is exactly 0.
                 p.g.read((batch, 0, head), row);
-            } else {
-                scale(row, if sum == E::ZERO { E::ZERO } else { E::ONE / sum });
+                factor = E::ONE;
             }
             let at = (batch * p.time + i + c) * p.heads + head;
-            if let Some(gate) = &outputs.gate {
-                // SAFETY: this task alone has this head of this batch entry.
-                unsafe { gate.write(at, row) };
-            }
-            if let (Some(gated), Some(v)) = (&outputs.gated, v) {
-                v.multiply((batch, i + c, head), row);
-                // SAFETY: as above.
-                unsafe { gated.write(at, row) };
+            // SAFETY: this task alone has this head of this batch entry.
+            unsafe {
+                let gated = outputs.gated.as_ref().zip(v);
+                write_gated(row, factor, (batch, i + c, head), at, outputs.gate.as_ref(), gated);
             }
             // SAFETY: as above.
             let den = unsafe { outputs.den.row_mut((batch * p.heads + head) * p.time + i + c, 1) };

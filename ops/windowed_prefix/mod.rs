@@ -36,7 +36,7 @@ mod weights;
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{Number, Rows, Values, with_kept_factors};
+use crate::attention_tiles::{Arrived, Number, Rows, Values, arrive, with_kept_factors};
 use crate::cast::{cast, is_stored_for, widened};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
@@ -228,24 +228,28 @@ impl WindowedPrefixBackward {
         gated
     }
 
-    fn gradients<E: Number>(self, dout: &Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (gate, den) = (self.gate.as_ref().expect("kept"), self.den.as_ref().expect("kept"));
-        let dout_heads = Rows::<E>::prepare(&dout.reshape(gate.shape()));
-        let up = backward::Upstream {
-            dout: Values::new(&dout_heads),
-            v: self.v.as_ref().map(Values::new),
-            gate: Values::new(gate),
-            den: den.as_slice::<E>(),
+        let (shape, by_heads) = (dout.shape().to_vec(), dout.reshape(gate.shape()));
+        drop(dout); // so that it is written over
+        let (dout, dv) = match &self.v {
+            Some(v) => {
+                let Arrived { dout, dgate, .. } = arrive::<E>(by_heads, Some(v), gate, needs[6]);
+                (dout, Some(dgate))
+            }
+            None => (Rows::<E>::prepare(&by_heads), None),
         };
+        let (dout, gate, den) = (Values::new(&dout), Values::new(gate), den.as_slice::<E>());
+        let up = backward::Upstream { dout, gate, den };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         let tau = self.tau.as_slice::<E>();
         let dq = unit_rows_backward(&self.operands[0], out.dq, Some(tau)).0;
         let dtau: Vec<f64> = out.near.iter().zip(tau).map(|(near, &tau)| near / Real::to_f64(tau)).collect();
         let dtau = Tensor::from_slice(&dtau, &[dtau.len()]).cast(E::DTYPE);
         let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;
-        let mut grads = vec![dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau];
-        grads.extend(out.dv.map(|dv| dv.reshape(dout.shape())));
-        grads.into_iter().zip(needs).map(|(grad, &needed)| needed.then_some(grad)).collect()
+        let grads = [dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau].map(Some);
+        let grads = grads.into_iter().chain(dv.map(|dv| dv.map(|dv| dv.reshape(&shape))));
+        grads.zip(needs).map(|(grad, &needed)| grad.filter(|_| needed)).collect()
     }
 }
 
@@ -264,8 +268,8 @@ impl Backward for WindowedPrefixBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         match dout.dtype() {
-            DType::F64 => self.gradients::<f64>(&dout, needs),
-            _ => self.gradients::<f32>(&dout, needs),
+            DType::F64 => self.gradients::<f64>(dout, needs),
+            _ => self.gradients::<f32>(dout, needs),
         }
     }
 }
