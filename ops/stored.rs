@@ -133,7 +133,11 @@ impl<F: Formula<f32, I, O, S>, const I: usize, const O: usize, const S: usize> K
                 out[whole..].copy_from_slice(&y[..rest]);
             }
         }
-        sums.map(L::reduce_sum)
+        let mut totals = [0.0; S];
+        for (total, sum) in totals.iter_mut().zip(sums) {
+            *total = sum.reduce_sum();
+        }
+        totals
     }
 }
 

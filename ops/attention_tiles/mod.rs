@@ -8,7 +8,8 @@
 //! - `out += (Sᵀ)ᵀ·V` and all products of the backward read the tile as their broadcast operand, in either direction,
 //!   for free.
 //!
-//! In BF16 training `packed` does the same with larger tiles, of factors that are packed once for a whole head.
+//! In BF16 training, and in F32 on CPUs with AMX where values are wide, `packed` does the same with larger tiles, of factors
+//! that are packed once for a whole head. `arrived` prepares what both backward passes begin with.
 //!
 //! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]). A single query,
 //! as in decoding, has no lanes to share: `single` goes key by key.
