@@ -22,16 +22,13 @@ const TILE: usize = 128;
 /// Queries of a task in the forward pass: so many use keys and values that were packed once.
 const GROUP: usize = 512;
 
-/// From this width of values on packing of all digits pays.
-const WIDE: usize = 128;
-
 /// How factors are packed if a problem is for these passes; a small one is done before they would be.
 pub(super) fn digits<E: Number>(sets: &[Problem<E>]) -> Option<Digits> {
     let [p] = sets else { return None };
     let plain = matches!(p.sees, Sees::All | Sees::Causal) && p.key_mask.is_none() && p.pair_mask.is_none();
     let large = p.queries.min(p.keys) >= UNIT && p.k.width + p.v.width() >= UNIT;
-    let pays = p.narrow || (matches!(p.v, Values::Same(_)) && p.v.width() >= WIDE);
-    Digits::of(p.narrow).filter(|_| size_of::<E>() == 4 && plain && large && pays)
+    let all_there = p.narrow || matches!(p.v, Values::Same(_));
+    Digits::of(p.narrow, p.v.width()).filter(|_| size_of::<E>() == 4 && plain && large && all_there)
 }
 
 impl<E: Number> Values<'_, E> {

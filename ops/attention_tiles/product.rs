@@ -75,17 +75,6 @@ impl<E: Real> TileProduct<'_, E> {
         E::dispatch(self);
     }
 
-    /// As [`TileProduct::run`] with the last term in full precision: one from which the others are about to be taken away.
-    pub fn run_with_exact_last_term(self) {
-        if !self.narrow || self.depth == 0 {
-            return self.run();
-        }
-        let last = self.depth - 1;
-        let (a, b) = (&self.a[last * self.a_strides.1..], &self.b[last * self.b_stride..]);
-        TileProduct { depth: last, c: &mut *self.c, ..self }.run();
-        TileProduct { depth: 1, a, b, accumulate: true, narrow: false, ..self }.run();
-    }
-
     /// The whole product, whatever the band: what it would leave out is zero or not wanted.
     fn run_narrow(self) {
         let TileProduct { rows, depth, columns, a_strides: (row_stride, col_stride), .. } = self;

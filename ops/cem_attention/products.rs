@@ -12,14 +12,12 @@ use crate::gemm::packed::{Digits, Prepacked, UNIT};
 pub(super) const TILE: usize = 48;
 const PACKED_TILE: usize = 64;
 
-/// From this width on packing of all digits pays.
-const WIDE: usize = 128;
-
 /// How the tiles of a problem lie in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    /// Of factors that are packed, if any are.
-    packed: Option<Digits>,
+    /// Whether any factor is packed.
+    packed: bool,
+    narrow: bool,
     /// Queries of a tile at most.
     pub tile: usize,
 }
@@ -28,23 +26,23 @@ impl Layout {
     pub fn of<E: Number>(p: &Problem<E>) -> Layout {
         let width = p.diagonal.as_ref().map_or(p.k.width, |g| g.x.width.max(p.k.width));
         let large = p.queries >= UNIT && width >= UNIT && size_of::<E>() == 4;
-        let packed = Digits::of(p.narrow).filter(|&digits| large && (digits == Digits::Rounded || width >= WIDE));
-        Layout { packed, tile: if packed.is_some() { PACKED_TILE } else { TILE } }
+        let packed = large && Digits::of(p.narrow, width).is_some();
+        Layout { packed, narrow: p.narrow, tile: if packed { PACKED_TILE } else { TILE } }
     }
 
     /// How factors of so many numbers a row are packed, if they are.
     fn digits(self, width: usize) -> Option<Digits> {
-        self.packed.filter(|&digits| digits == Digits::Rounded || width >= WIDE)
+        Digits::of(self.narrow, width).filter(|_| self.packed)
     }
 
     /// From row to row of so many numbers.
     pub fn stride<E>(self, columns: usize) -> usize {
-        if self.packed.is_some() { stride(columns) } else { leading::<E>(columns) }
+        if self.packed { stride(columns) } else { leading::<E>(columns) }
     }
 
     /// Rows of which so many are used: packed products write whole units.
     pub fn rows(self, rows: usize) -> usize {
-        if self.packed.is_some() { rows.next_multiple_of(UNIT) } else { rows }
+        if self.packed { rows.next_multiple_of(UNIT) } else { rows }
     }
 }
 

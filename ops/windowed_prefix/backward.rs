@@ -3,21 +3,38 @@
 
 use kumiki_tensor::{Tensor, threads};
 
-use super::forward::{add_to_state, copy_gates, pair_product, transpose};
-use super::weights::{Deltas, Pairs, Slopes};
-use super::{CHUNK, Problem};
+use super::forward::{add_rows, add_to_state, pair_product, transpose};
+use super::weights::{Pairs, Slopes};
+use super::{CHUNK, Problem, packed};
 use crate::attention_tiles::{
     Band, Number, Scratch, SharedRows, SharedValues, TileProduct, TransposeRows, Values, leading, scale,
 };
-use crate::simd::Real;
 
 /// The gradient that arrives, and what the forward pass has left.
 pub(super) struct Upstream<'a, E> {
-    /// Times `v`, if there is one: `[B, T, H, G]`.
+    /// dḡ, `[B, T, H, G]`.
     pub dout: Values<'a, E>,
-    pub gate: Values<'a, E>,
+    /// `dḡ·ḡ`, `[B, T, H]`.
+    pub delta: &'a [E],
     /// `[B, H, T]`.
     pub den: &'a [E],
+}
+
+impl<E: Number> Upstream<'_, E> {
+    /// For the queries of a head from time `i` on: `dḡ·ḡ`, and one over the sum of weights.
+    pub fn of_queries(
+        &self,
+        p: &Problem<E>,
+        (batch, i, head): (usize, usize, usize),
+        count: usize,
+        [delta, inverse]: [&mut [E]; 2],
+    ) {
+        let den = &self.den[(batch * p.heads + head) * p.time + i..];
+        for (c, (delta, inverse)) in delta.iter_mut().zip(inverse).take(count).enumerate() {
+            *delta = self.delta[(batch * p.time + i + c) * p.heads + head];
+            *inverse = if den[c] == E::ZERO { E::ZERO } else { E::ONE / den[c] };
+        }
+    }
 }
 
 /// Gradients of `tau q̂`, `k̂`, the features, `g`, and per head that of `tau`, times `tau`.
@@ -45,18 +62,38 @@ pub(super) fn backward<E: Number>(p: &Problem<E>, up: &Upstream<E>) -> Gradients
     };
     let cost = 3 * p.time * (p.window.min(p.time) + CHUNK + p.phi_k.width) * (p.k.width + p.g.width());
     threads::parallel_chunks_mut(&mut near, 1, cost, |task, near| {
-        near[0] = head(p, up, (task / p.heads, task % p.heads), &outputs);
+        let at = (task / p.heads, task % p.heads);
+        near[0] = match packed::digits(p) {
+            Some(digits) => packed::backward_head((p, digits), up, at, &outputs),
+            None => head(p, up, at, &outputs),
+        };
     });
     let near = (0..p.heads).map(|h| near.iter().skip(h).step_by(p.heads).sum()).collect();
     Gradients { dq, dk, dphi_q, dphi_k, dg, near }
 }
 
-struct Outputs<'a, E> {
-    dq: SharedRows<'a, E>,
-    dk: SharedRows<'a, E>,
-    dphi_q: SharedRows<'a, E>,
-    dphi_k: SharedRows<'a, E>,
+pub(super) struct Outputs<'a, E> {
+    pub dq: SharedRows<'a, E>,
+    pub dk: SharedRows<'a, E>,
+    pub dphi_q: SharedRows<'a, E>,
+    pub dphi_k: SharedRows<'a, E>,
     dg: SharedValues<'a, E>,
+}
+
+impl<E: Number> Outputs<'_, E> {
+    /// `count` rows of gates' gradients, so far apart, from time `i` on.
+    pub fn write_gates(
+        &self,
+        p: &Problem<E>,
+        (batch, i, head): (usize, usize, usize),
+        count: usize,
+        (rows, stride): (&[E], usize),
+    ) {
+        for (c, row) in rows.chunks_exact(stride).take(count).enumerate() {
+            // SAFETY: the task of this head of this batch entry calls.
+            unsafe { self.dg.write((batch * p.time + i + c) * p.heads + head, &row[..p.g.width()]) };
+        }
+    }
 }
 
 /// What one task holds: a tile of queries in the forms that products need, a tile of pairs, all keys of the head with
@@ -66,19 +103,21 @@ struct Buffers<'a, E> {
     q_t: &'a mut [E],
     phi: &'a mut [E],
     phi_t: &'a mut [E],
-    /// Rows `d_i`, `[G+1]`.
+    /// Rows `dḡ_i`.
     d: &'a mut [E],
     d_t: &'a mut [E],
-    /// ḡ, as rows and as columns.
-    gate: &'a mut [E],
-    gate_t: &'a mut [E],
+    /// Of every query: `dḡ_i·ḡ_i`, and one over the sum of its weights.
+    delta: &'a mut [E],
+    inverse: &'a mut [E],
     scores: &'a mut [E],
     kernel: &'a mut [E],
     slopes: &'a mut [E],
     dq: &'a mut [E],
     dphi: &'a mut [E],
+    /// `S` or `R`, and what belongs to their last column.
     state: &'a mut [E],
     state_t: &'a mut [E],
+    far: &'a mut [E],
     k: &'a mut [E],
     phi_k: &'a mut [E],
     g: &'a mut [E],
@@ -104,7 +143,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         tile: leading::<E>(size),
         k: leading::<E>(width),
         phi: leading::<E>(features),
-        g: leading::<E>(values + 1),
+        g: leading::<E>(values),
     };
     let sizes = [
         size * s.k,
@@ -112,16 +151,17 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         size * s.phi,
         features * s.tile,
         size * s.g,
-        (values + 1) * s.tile,
-        size * s.g,
         values * s.tile,
+        s.tile,
+        s.tile,
         size * s.tile,
         size * s.tile,
         size * s.tile,
         size * s.k,
         size * s.phi,
         features * s.g,
-        (values + 1) * s.phi,
+        values * s.phi,
+        features,
         time * s.k,
         time * s.phi,
         time * s.g,
@@ -130,7 +170,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         time * s.g,
     ];
     let mut scratch = Scratch::new::<E>(sizes.iter().sum());
-    let mut parts = scratch.parts::<E, 21>(sizes).into_iter();
+    let mut parts = scratch.parts::<E, 22>(sizes).into_iter();
     let mut next = || parts.next().expect("a size for every buffer");
     // In the order of the sizes.
     let mut b = Buffers {
@@ -140,8 +180,8 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         phi_t: next(),
         d: next(),
         d_t: next(),
-        gate: next(),
-        gate_t: next(),
+        delta: next(),
+        inverse: next(),
         scores: next(),
         kernel: next(),
         slopes: next(),
@@ -149,6 +189,7 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         dphi: next(),
         state: next(),
         state_t: next(),
+        far: next(),
         k: next(),
         phi_k: next(),
         g: next(),
@@ -156,35 +197,31 @@ fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &O
         dphi_k: next(),
         dg: next(),
     };
-    for sums in [&mut *b.dk, &mut *b.dphi_k, &mut *b.dg, &mut *b.state] {
+    for sums in [&mut *b.dk, &mut *b.dphi_k, &mut *b.dg, &mut *b.state, &mut *b.far] {
         sums.fill(E::ZERO);
     }
     p.k.copy(at.0, 0, at.1, time, b.k, s.k);
     p.phi_k.copy(at.0, 0, at.1, time, b.phi_k, s.phi);
-    copy_gates(&p.g, at, 0, time, b.g, s.g);
+    p.g.copy(at.0, 0, at.1, time, b.g, s.g);
     let near = b.left_to_right(p, up, at, s, out);
     b.right_to_left(p, up, at, s);
     for (out, rows, stride, width) in [(&out.dk, &*b.dk, s.k, width), (&out.dphi_k, &*b.dphi_k, s.phi, features)] {
-        write_rows(p, at, 0, out, rows, stride, width);
+        write_rows(p, (at.0, 0, at.1), time, out, (rows, stride), width);
     }
-    for (i, row) in b.dg.chunks_exact(s.g).take(time).enumerate() {
-        // SAFETY: this task alone has this head of this batch entry.
-        unsafe { out.dg.write((at.0 * time + i) * p.heads + at.1, &row[..values]) };
-    }
+    out.write_gates(p, (at.0, 0, at.1), time, (b.dg, s.g));
     near
 }
 
-/// Copies rows to those of an output from time `i` on.
-fn write_rows<E: Number>(
+/// Copies `count` rows, so far apart, to those of an output from time `i` on.
+pub(super) fn write_rows<E: Number>(
     p: &Problem<E>,
-    (batch, head): (usize, usize),
-    i: usize,
+    (batch, i, head): (usize, usize, usize),
+    count: usize,
     out: &SharedRows<E>,
-    rows: &[E],
-    stride: usize,
+    (rows, stride): (&[E], usize),
     width: usize,
 ) {
-    for (c, row) in rows.chunks_exact(stride).take(p.time - i).enumerate() {
+    for (c, row) in rows.chunks_exact(stride).take(count).enumerate() {
         // SAFETY: the task of this head of this batch entry calls, and holds no other row.
         let out = unsafe { out.row_mut((batch * p.time + i + c) * p.heads + head, width) };
         out.copy_from_slice(&row[..width]);
@@ -208,6 +245,7 @@ impl<E: Number> Buffers<'_, E> {
             let first = p.first_key(i);
             for j in (summed..first).step_by(CHUNK) {
                 add_to_state(p, (batch, head), j, &self.g[j * s.g..], self.state, s.g);
+                add_rows(&p.phi_k, (batch, j, head), CHUNK, self.far);
             }
             summed = first;
 
@@ -221,40 +259,31 @@ impl<E: Number> Buffers<'_, E> {
             for j in (first..i + queries).step_by(CHUNK) {
                 let keys = CHUNK.min(i + queries - j);
                 let (ahead, window) = ((i - j) as isize, p.window as isize);
-                let pairs = Pairs { keys, queries, ahead, window, stride: s.tile, narrow: p.narrow };
-                near += self.pair(p, j, pairs, s, p.tau[head]);
+                let pairs = Pairs { keys, queries, ahead, window, stride: s.tile };
+                near += self.pair(p, (i, j), pairs, s, p.tau[head]);
             }
             let rows = [(&out.dq, &*self.dq, s.k, p.k.width), (&out.dphi_q, &*self.dphi, s.phi, features)];
             for (out, rows, stride, width) in rows {
-                write_rows(p, (batch, head), i, out, &rows[..queries * stride], stride, width);
+                write_rows(p, (batch, i, head), queries, out, (rows, stride), width);
             }
         }
         near
     }
 
-    /// The tile's features and `d`, in both forms.
+    /// What products need of the tile's queries.
     fn pack(&mut self, p: &Problem<E>, up: &Upstream<E>, (batch, head): (usize, usize), i: usize, s: Strides) {
         let (queries, values) = (CHUNK.min(p.time - i), p.g.width());
         p.phi_q.copy(batch, i, head, queries, self.phi, s.phi);
         up.dout.copy(batch, i, head, queries, self.d, s.g);
-        up.gate.copy(batch, i, head, queries, self.gate, s.g);
-        for (c, d) in self.d.chunks_exact_mut(s.g).take(queries).enumerate() {
-            let den = up.den[(batch * p.heads + head) * p.time + i + c];
-            scale(&mut d[..values], if den == E::ZERO { E::ZERO } else { E::ONE / den });
-        }
-        for (from, out) in [(&*self.gate, &mut *self.gate_t), (&*self.d, &mut *self.d_t)] {
-            TransposeRows { from, step: s.g, width: values, count: queries, factor: E::ONE, out, stride: s.tile }.run();
-        }
-        let stride = s.tile;
-        Deltas { d: self.d_t, gate: self.gate_t, values, queries, stride }.run();
-        let deltas = &self.d_t[values * stride..];
-        self.d.chunks_exact_mut(s.g).zip(deltas).take(queries).for_each(|(d, &delta)| d[values] = delta);
+        let (from, out) = (&*self.d, &mut *self.d_t);
+        TransposeRows { from, step: s.g, width: values, count: queries, factor: E::ONE, out, stride: s.tile }.run();
+        up.of_queries(p, (batch, i, head), queries, [self.delta, self.inverse]);
     }
 
-    /// `dφ(q) = S d`, which begins the sum.
+    /// `dφ(q) = (S dḡ - dḡ·ḡ Σ_j φ(k)_j) / den`, which begins the sum.
     fn features_from_state(&mut self, p: &Problem<E>, first: usize, queries: usize, s: Strides) {
         let (features, values) = (p.phi_q.width, p.g.width());
-        let depth = if first > 0 { values + 1 } else { 0 };
+        let depth = if first > 0 { values } else { 0 };
         if first > 0 {
             self.transpose_state(features, values, s);
         }
@@ -272,27 +301,36 @@ impl<E: Number> Buffers<'_, E> {
             band: Band::Full,
             narrow: p.narrow,
         }
-        .run_with_exact_last_term();
+        .run();
+        let of_query = self.delta.iter().zip(&*self.inverse);
+        for (row, (&delta, &inverse)) in self.dphi.chunks_exact_mut(s.phi).zip(of_query).take(queries) {
+            row.iter_mut().zip(&*self.far).for_each(|(y, &far)| *y = (*y - delta * far) * inverse);
+        }
     }
 
     fn transpose_state(&mut self, features: usize, values: usize, s: Strides) {
-        let (from, step, width, out) = (&*self.state, s.g, values + 1, &mut *self.state_t);
+        let (from, step, width, out) = (&*self.state, s.g, values, &mut *self.state_t);
         TransposeRows { from, step, width, count: features, factor: E::ONE, out, stride: s.phi }.run();
     }
 
     /// What a tile of pairs adds to the gradients; gives its part of `tau` times the gradient of `tau`.
-    fn pair(&mut self, p: &Problem<E>, j: usize, pairs: Pairs, s: Strides, shift: E) -> f64 {
+    fn pair(&mut self, p: &Problem<E>, (i, j): (usize, usize), pairs: Pairs, s: Strides, shift: E) -> f64 {
         let (width, features, values) = (p.k.width, p.phi_k.width, p.g.width());
         let (k, phi_k, g) = (&self.k[j * s.k..], &self.phi_k[j * s.phi..], &self.g[j * s.g..]);
         let (has_near, has_far) = (pairs.has_near(), pairs.has_far());
         if has_near {
-            pair_product((k, s.k), width, pairs, self.q_t, self.scores).run();
+            pair_product(p, (k, s.k), width, pairs, self.q_t, self.scores);
         }
         if has_far {
-            pair_product((phi_k, s.phi), features, pairs, self.phi_t, self.kernel).run();
+            pair_product(p, (phi_k, s.phi), features, pairs, self.phi_t, self.kernel);
         }
-        pair_product((g, s.g), values + 1, pairs, self.d_t, self.slopes).run_with_exact_last_term();
-        let near = Slopes { pairs, scores: self.scores, kernel: self.kernel, slopes: self.slopes, shift }.run();
+        pair_product(p, (g, s.g), values, pairs, self.d_t, self.slopes);
+        if i == 0 {
+            // The first token's only weight is divided by itself: its slope is exactly 0.
+            self.slopes[0] = self.delta[0];
+        }
+        let (scores, kernel, slopes) = (&mut *self.scores, &mut *self.kernel, &mut *self.slopes);
+        let near = Slopes { pairs, scores, kernel, slopes, delta: self.delta, inverse: self.inverse, shift }.run();
 
         let per_key = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
             TileProduct {
@@ -337,22 +375,30 @@ impl<E: Number> Buffers<'_, E> {
             per_key(self.slopes, self.phi, self.dphi_k, s.phi, features);
             per_query(self.slopes, phi_k, self.dphi, s.phi, features);
         }
-        Real::to_f64(near)
+        near
     }
 
-    /// What keys get from queries that are far from all of their chunk: `dφ(k) += R (g, 1)`, `dg += Rᵀ φ(k)`.
+    /// What keys get from queries that are far from all of their chunk: `dφ(k) += R g - Σ_i dḡ_i·ḡ_i φ(q)_i / den_i`, `dg += Rᵀ φ(k)`.
     fn right_to_left(&mut self, p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), s: Strides) {
         let (features, values) = (p.phi_k.width, p.g.width());
         self.state.fill(E::ZERO);
+        self.far.fill(E::ZERO);
         let Some(mut i) = p.time.checked_sub(1).map(|last| last / CHUNK * CHUNK) else { return };
         // Chunks that no tile of queries has in its running sums get nothing.
         for j in (0..p.first_key(i)).step_by(CHUNK).rev() {
             while p.first_key(i) > j {
                 self.pack(p, up, at, i, s);
+                let of_query = self.delta.iter().zip(&*self.inverse);
+                for (row, (&delta, &inverse)) in
+                    self.phi.chunks_exact_mut(s.phi).zip(of_query).take(CHUNK.min(p.time - i))
+                {
+                    scale(row, inverse);
+                    self.far.iter_mut().zip(&*row).for_each(|(y, &x)| *y += delta * x);
+                }
                 TileProduct {
                     rows: features,
                     depth: CHUNK.min(p.time - i),
-                    columns: values + 1,
+                    columns: values,
                     a: self.phi,
                     a_strides: (1, s.phi),
                     b: self.d,
@@ -384,7 +430,10 @@ impl<E: Number> Buffers<'_, E> {
                 }
                 .run();
             };
-            product(self.g, s.g, values + 1, self.state_t, self.dphi_k, s.phi, features);
+            product(self.g, s.g, values, self.state_t, self.dphi_k, s.phi, features);
+            for row in self.dphi_k[j * s.phi..].chunks_exact_mut(s.phi).take(CHUNK) {
+                row.iter_mut().zip(&*self.far).for_each(|(y, &x)| *y -= x);
+            }
             product(self.phi_k, s.phi, features, self.state, self.dg, s.g, values);
         }
     }

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! **One pass from the left.** Queries go by in tiles of [`CHUNK`]. Keys that are far for all of a tile are not visited:
-//! they are in the running sums `S = Σ_j φ(k)_j ⊗ (g_j, 1)`, `[M, G+1]`, whose last column sums what the denominator
-//! needs. The other keys, fewer than `W + 2 CHUNK`, meet the tile pair by pair, and each pair takes the near or the far
+//! they are in the running sums `S = Σ_j φ(k)_j ⊗ g_j`, `[M, G]`, and `Σ_j φ(k)_j`, for the denominator. The other keys, fewer than `W + 2 CHUNK`, meet the tile pair by pair, and each pair takes the near or the far
 //! weight by its distance. Cost: `O(T (W + CHUNK + M) (K + M + G))`; memory beside operands and result: tiles and `S`.
 //!
-//! **Backward.** With `d_i = (dḡ_i, -dḡ_i·ḡ_i) / den_i`, `dḡ = dout ⊙ v`, the slope of a weight is `dw_ij = d_i·(g_j, 1)`:
+//! **Backward.** With `d_i = dḡ_i / den_i`, `dḡ = dout ⊙ v`, the slope of a weight is `dw_ij = d_i·(g_j - ḡ_i)`:
 //!
 //! ```text
 //! near: ds_ij = w_ij dw_ij;  dq̂_i = tau Σ_j ds_ij k̂_j,  dk̂_j = tau Σ_i ds_ij q̂_i,  dtau = Σ_ij ds_ij (q̂_i·k̂_j - 1)
-//! far:  dφ(q)_i = Σ_j dw_ij φ(k)_j = S d_i,             dφ(k)_j = Σ_i dw_ij φ(q)_i = R (g_j, 1)
+//! far:  dφ(q)_i = Σ_j dw_ij φ(k)_j = S d_i - d_i·ḡ_i Σ_j φ(k)_j
+//!       dφ(k)_j = Σ_i dw_ij φ(q)_i = R g_j - Σ_i d_i·ḡ_i φ(q)_i
 //! both: dg_j = Σ_i w_ij d_i (far: Rᵀ φ(k)_j),           dv = dout ⊙ ḡ
 //! ```
 //!
@@ -30,6 +30,7 @@
 
 mod backward;
 mod forward;
+mod packed;
 mod stream;
 mod weights;
 
@@ -232,15 +233,10 @@ impl WindowedPrefixBackward {
         let (gate, den) = (self.gate.as_ref().expect("kept"), self.den.as_ref().expect("kept"));
         let (shape, by_heads) = (dout.shape().to_vec(), dout.reshape(gate.shape()));
         drop(dout); // so that it is written over
-        let (dout, dv) = match &self.v {
-            Some(v) => {
-                let Arrived { dout, dgate, .. } = arrive::<E>(by_heads, Some(v), gate, needs[6]);
-                (dout, Some(dgate))
-            }
-            None => (Rows::<E>::prepare(&by_heads), None),
-        };
-        let (dout, gate, den) = (Values::new(&dout), Values::new(gate), den.as_slice::<E>());
-        let up = backward::Upstream { dout, gate, den };
+        let need_v = self.v.is_some() && needs[6];
+        let Arrived { dout, dgate: dv, delta } = arrive::<E>(by_heads, self.v.as_ref(), gate, need_v);
+        let up =
+            backward::Upstream { dout: Values::new(&dout), delta: delta.as_slice::<E>(), den: den.as_slice::<E>() };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         let tau = self.tau.as_slice::<E>();
         let dq = unit_rows_backward(&self.operands[0], out.dq, Some(tau)).0;
@@ -248,7 +244,7 @@ impl WindowedPrefixBackward {
         let dtau = Tensor::from_slice(&dtau, &[dtau.len()]).cast(E::DTYPE);
         let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;
         let grads = [dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau].map(Some);
-        let grads = grads.into_iter().chain(dv.map(|dv| dv.map(|dv| dv.reshape(&shape))));
+        let grads = grads.into_iter().chain(self.v.map(|_| dv.map(|dv| dv.reshape(&shape))));
         grads.zip(needs).map(|(grad, &needed)| grad.filter(|_| needed)).collect()
     }
 }

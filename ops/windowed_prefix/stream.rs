@@ -3,9 +3,8 @@
 use kumiki_autograd::no_grad;
 use kumiki_tensor::{DType, Tensor, threads};
 
-use super::forward::copy_gates;
 use super::{CHUNK, WindowedPrefix};
-use crate::attention_tiles::{Band, Number, Rows, Scratch, TileProduct, Values, leading};
+use crate::attention_tiles::{Band, Number, Rows, Scratch, TileProduct, leading};
 use crate::simd::{self, add_outer, add_weighted_rows};
 use crate::unit_rows::unit_rows;
 
@@ -111,7 +110,8 @@ impl<E: Number> Head<E> {
         state.fill(E::ZERO);
         for j in (0..left).step_by(CHUNK) {
             let count = CHUNK.min(left - j);
-            copy_gates(&Values::Same(g), (batch, head), j, count, gates, stride);
+            g.copy(batch, j, head, count, gates, stride);
+            gates.chunks_exact_mut(stride).take(count).for_each(|row| row[g.width] = E::ONE);
             TileProduct {
                 rows: features,
                 depth: count,

@@ -17,8 +17,6 @@ pub(super) struct Pairs {
     pub window: isize,
     /// Elements from one key's row to the next.
     pub stride: usize,
-    /// As of the problem.
-    pub narrow: bool,
 }
 
 impl Pairs {
@@ -64,9 +62,10 @@ impl Pairs {
         ]
     }
 
-    fn assert_fits<E>(&self, tile: &[E]) {
+    fn assert_fits<E>(&self, tiles: &[&[E]], of_queries: &[&[E]]) {
         let padded = self.queries.next_multiple_of(64 / size_of::<E>());
-        assert!(padded <= self.stride && self.keys * self.stride <= tile.len());
+        assert!(padded <= self.stride && tiles.iter().all(|tile| self.keys * self.stride <= tile.len()));
+        assert!(of_queries.iter().all(|x| padded <= x.len()));
     }
 }
 
@@ -75,14 +74,18 @@ pub(super) struct Weights<'a, E> {
     pub pairs: Pairs,
     pub scores: &'a mut [E],
     pub kernel: &'a [E],
+    /// Of every query: its weights are added.
+    pub sums: &'a mut [E],
+    /// Whether weights are rounded to BF16 first, as the product will: else gates were averaged with weights that do not sum
+    /// to one.
+    pub rounded: bool,
     /// Subtracted from scores.
     pub shift: E,
 }
 
 impl<E: Real> Weights<'_, E> {
     pub fn run(self) {
-        self.pairs.assert_fits(self.scores);
-        self.pairs.assert_fits(self.kernel);
+        self.pairs.assert_fits(&[self.scores, self.kernel], &[self.sums]);
         E::dispatch(self);
     }
 }
@@ -92,53 +95,65 @@ impl<E: Real> Kernel<E> for Weights<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = E>>(self) {
-        let Weights { pairs, scores, kernel, shift } = self;
+        let Weights { pairs, scores, kernel, sums, rounded, shift } = self;
         let (scores, kernel, shift) = (scores.as_mut_ptr(), kernel.as_ptr(), L::splat(shift));
+        // `t - (t - w)` with `t = (2^16 + 1) w` has the first 8 of the 24 bits of w.
+        let sixteen_bits = L::splat(E::from_f64(65537.0));
         for c in (0..pairs.queries).step_by(L::N) {
+            let mut sum = L::load(&sums[c..]);
             for (rows, kind) in pairs.runs::<L>(c) {
                 for r in rows {
                     let at = r * pairs.stride + c;
                     // SAFETY: asserted before the dispatch: every row of both tiles holds whole vectors up to the last
                     // query.
                     unsafe {
-                        let weight = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                        let mut weight = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
+                        if rounded {
+                            let t = weight * sixteen_bits;
+                            weight = t - (t - weight);
+                        }
                         weight.store_ptr(scores.add(at));
+                        sum = sum + weight;
                     }
                 }
             }
+            sum.store(&mut sums[c..]);
         }
     }
 }
 
-/// For the backward: `scores` become slopes of scores, `kernel` weights, `slopes` (of weights) slopes of the far ones.
-/// Gives the sum of slopes times `score - shift` over the near pairs, `tau` times what they add to the gradient of `tau`.
+/// For the backward: `scores` become slopes of scores, `kernel` weights over their sum, `slopes` (`dḡ_i·g_j`) slopes of the far
+/// weights. Gives the sum of slopes times `score - shift` over the near pairs, `tau` times what they add to the gradient of
+/// `tau`.
 pub(super) struct Slopes<'a, E> {
     pub pairs: Pairs,
     pub scores: &'a mut [E],
     pub kernel: &'a mut [E],
     pub slopes: &'a mut [E],
+    /// Of every query: `dḡ_i·ḡ_i`, and one over the sum of its weights.
+    pub delta: &'a [E],
+    pub inverse: &'a [E],
     pub shift: E,
 }
 
 impl<E: Real> Slopes<'_, E> {
-    pub fn run(self) -> E {
-        self.pairs.assert_fits(self.scores);
-        self.pairs.assert_fits(self.kernel);
-        self.pairs.assert_fits(self.slopes);
+    pub fn run(self) -> f64 {
+        self.pairs.assert_fits(&[self.scores, self.kernel, self.slopes], &[self.delta, self.inverse]);
         E::dispatch(self)
     }
 }
 
 impl<E: Real> Kernel<E> for Slopes<'_, E> {
-    type Output = E;
+    type Output = f64;
 
     #[inline(always)]
-    fn run<L: Lanes<Elem = E>>(self) -> E {
-        let Slopes { pairs, scores, kernel, slopes, shift } = self;
+    fn run<L: Lanes<Elem = E>>(self) -> f64 {
+        let Slopes { pairs, scores, kernel, slopes, delta, inverse, shift } = self;
         let (scores, kernel, slopes) = (scores.as_mut_ptr(), kernel.as_mut_ptr(), slopes.as_mut_ptr());
         let (shift, zero) = (L::splat(shift), L::splat(E::ZERO));
-        let mut total = E::ZERO;
+        let mut total = 0f64;
         for c in (0..pairs.queries).step_by(L::N) {
+            let (delta, inverse) = (L::load(&delta[c..]), L::load(&inverse[c..]));
             let mut sum = zero;
             for (rows, kind) in pairs.runs::<L>(c) {
                 for r in rows {
@@ -146,7 +161,7 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
                     // SAFETY: asserted before the dispatch: every row of the tiles holds whole vectors up to the last query.
                     unsafe {
                         let w = weight::<L>(&pairs, (c, r), kind, scores.add(at), kernel.add(at), shift);
-                        let dw = L::load_ptr(slopes.add(at));
+                        let dw = (L::load_ptr(slopes.add(at)) - delta) * inverse;
                         let (near, far) = match kind {
                             Kind::Far => (zero, dw),
                             Kind::Near => (w * dw, zero),
@@ -165,52 +180,15 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
                             sum = sum + L::select(near.eq(zero), zero, near * lower);
                         }
                         near.store_ptr(scores.add(at));
-                        w.store_ptr(kernel.add(at));
+                        (w * inverse).store_ptr(kernel.add(at));
                         far.store_ptr(slopes.add(at));
                     }
                 }
             }
             // Lanes past the last query hold anything.
-            total += L::select(L::first_lanes((pairs.queries - c).min(L::N)), sum, zero).reduce_sum();
+            total += Real::to_f64(L::select(L::first_lanes((pairs.queries - c).min(L::N)), sum, zero).reduce_sum());
         }
         total
-    }
-}
-
-/// The last row of transposed `d_i = (dḡ_i, -dḡ_i·ḡ_i) / den_i` from those before it.
-///
-/// In the same chain of operations as the product that makes slopes of `d_i·(g_j, 1)`: where ḡ is g, because one weight
-/// is all there is, the slope is exactly 0.
-pub(super) struct Deltas<'a, E> {
-    /// `[G+1, queries]`.
-    pub d: &'a mut [E],
-    /// `[G, queries]`.
-    pub gate: &'a [E],
-    pub values: usize,
-    pub queries: usize,
-    pub stride: usize,
-}
-
-impl<E: Real> Deltas<'_, E> {
-    pub fn run(self) {
-        assert!(self.queries.next_multiple_of(64 / size_of::<E>()) <= self.stride);
-        E::dispatch(self);
-    }
-}
-
-impl<E: Real> Kernel<E> for Deltas<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes<Elem = E>>(self) {
-        for c in (0..self.queries).step_by(L::N) {
-            let mut sum = L::splat(E::ZERO);
-            for (d, gate) in self.d.chunks_exact(self.stride).zip(self.gate.chunks_exact(self.stride)).take(self.values)
-            {
-                sum = L::load(&gate[c..]).mul_add(L::load(&d[c..]), sum);
-            }
-            (-sum).store(&mut self.d[self.values * self.stride + c..]);
-        }
     }
 }
 

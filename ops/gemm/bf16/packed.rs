@@ -21,6 +21,10 @@ use crate::simd::{Level, level};
 
 /// Rows, columns and terms begin and end at multiples of it; what is beyond a factor's last counts as zero.
 pub(crate) const UNIT: usize = 32;
+
+/// From this width on packing of all digits pays.
+const WIDE: usize = 128;
+
 /// What packed numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Digits {
@@ -31,11 +35,12 @@ pub(crate) enum Digits {
 }
 
 impl Digits {
-    /// In which products of F32 are done sooner on packed factors than by vectors, if any; `narrow` ones may be rounded.
-    pub fn of(narrow: bool) -> Option<Digits> {
+    /// In which products of F32 are done sooner on packed factors of so many numbers a row than by vectors, if any; `narrow`
+    /// ones may be rounded.
+    pub fn of(narrow: bool, width: usize) -> Option<Digits> {
         match narrow {
             true => super::is_fast().then_some(Digits::Rounded),
-            false => (level() == Level::Amx).then_some(Digits::All),
+            false => (level() == Level::Amx && width >= WIDE).then_some(Digits::All),
         }
     }
 
@@ -227,7 +232,7 @@ mod tests {
     /// The levels that have a packing, with it.
     fn on_every_level(narrow: bool, f: impl Fn(Digits) + Sync) {
         for level in simd::Level::available() {
-            with_level(level, || Digits::of(narrow).into_iter().for_each(&f));
+            with_level(level, || Digits::of(narrow, WIDE).into_iter().for_each(&f));
         }
     }
 
