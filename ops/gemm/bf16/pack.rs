@@ -115,15 +115,19 @@ impl Form for One {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn panels(side: Side, dst: *mut bf16, source: Source<Stored>, rows: usize, terms: usize) {
     let steps = terms.div_ceil(STEP);
-    for i in (0..rows.next_multiple_of(PANEL)).step_by(16) {
-        let panel = dst.wrapping_add(i / PANEL * steps * STEP_LEN + i % PANEL / 16 * TILE);
-        let some = rows.saturating_sub(i).min(16);
-        for step in 0..steps {
-            // SAFETY: the tile is inside its panel; `some` rows and the terms of the step are inside the source.
-            unsafe {
-                let to = panel.add(step * STEP_LEN);
-                tile(side, to, source.at(i, step * STEP), some, (terms - step * STEP).min(STEP));
-            }
+    let pack = |i: usize, step: usize| {
+        let to = dst.wrapping_add((i / PANEL * steps + step) * STEP_LEN + i % PANEL / 16 * TILE);
+        let (some, terms) = (rows.saturating_sub(i).min(16), (terms - step * STEP).min(STEP));
+        // SAFETY: the tile is inside its panel; so many rows and terms from there on are inside the source.
+        unsafe { tile(side, to, source.at(i, step * STEP), some, terms) };
+    };
+    // Along lines of memory.
+    let halves = rows.next_multiple_of(PANEL) / 16;
+    for at in 0..halves * steps {
+        if source.term_stride == 1 {
+            pack(at / steps * 16, at % steps);
+        } else {
+            pack(at % halves * 16, at / halves);
         }
     }
 }
