@@ -11,7 +11,7 @@ use super::super::for_pieces;
 use super::super::pack::{Room, with_scratch};
 use super::Side;
 use super::amx;
-use super::pack::{PANEL, STEP, STEP_LEN, Source, Start};
+use super::pack::{PANEL, STEP, STEP_LEN, Source, Start, transposed};
 use crate::simd::Level;
 
 /// An A of at most so many packed numbers is packed once.
@@ -77,6 +77,26 @@ pub(super) struct Panels {
 /// A block of sums: 4 KiB.
 #[repr(C, align(64))]
 pub(super) struct Block(pub [f32; PANEL * PANEL]);
+
+impl Block {
+    #[target_feature(enable = "avx512f")]
+    fn transposed(&self) -> Block {
+        let mut to = Block([0.0; PANEL * PANEL]);
+        for (i, j) in [(0, 0), (0, 16), (16, 0), (16, 16)] {
+            // SAFETY: the CPU has AVX-512; a quarter is 16 rows of 16 numbers, inside of the block.
+            unsafe {
+                let mut quarter = [_mm512_setzero_si512(); 16];
+                for (r, row) in quarter.iter_mut().enumerate() {
+                    *row = _mm512_loadu_si512(self.0.as_ptr().add((i + r) * PANEL + j).cast());
+                }
+                for (r, row) in transposed(&quarter).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.0.as_mut_ptr().add((j + r) * PANEL + i).cast(), row);
+                }
+            }
+        }
+        to
+    }
+}
 
 /// Where C is.
 #[derive(Clone, Copy)]
@@ -163,9 +183,17 @@ pub(super) struct Job<F: Form> {
     pub parallel: bool,
 }
 
+impl<F: Form> Job<F> {
+    fn transposed(self) -> Self {
+        Self { m: self.n, n: self.m, a: self.b, b: self.a, c: self.c.transposed(), ..self }
+    }
+}
+
 /// The caller has checked the extents, that the CPU has `level`, and that no extent is 0.
 pub(super) fn run<F: Form>(level: Level, job: Job<F>) {
-    let Job { m, n, k, a, b, c, accumulate, parallel } = job;
+    // Rows are packed where they are used, and stay in that core's cache: a wide product is the transposed of a high one.
+    let wide = job.k > F::ONE_PASS && job.n > 2 * job.m;
+    let Job { m, n, k, a, b, c, accumulate, parallel } = if wide { job.transposed() } else { job };
     let worth = k <= F::ONE_PASS || level != Level::Amx || m.saturating_mul(n).saturating_mul(k) >= F::PARALLEL;
     let parallel = parallel && worth;
     let (row_panels, col_panels) = (m.div_ceil(PANEL), n.div_ceil(PANEL));
@@ -216,12 +244,17 @@ impl Target {
         };
         Self { start, ..self }
     }
-}
 
-impl Target {
-    /// Asks for the first rows of a block, to write them.
+    fn transposed(self) -> Self {
+        Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
+
+    /// Asks for the first rows and columns of a block, to write them.
     #[inline]
-    fn prefetch(self, rows: usize) {
+    fn prefetch(self, rows: usize, cols: usize) {
+        if self.col_stride != 1 && self.row_stride == 1 {
+            return self.transposed().prefetch(cols, rows);
+        }
         for i in 0..rows {
             match self.at(i, 0).start {
                 // SAFETY: prefetches of any address are allowed.
@@ -324,7 +357,7 @@ impl<F: Form> Tile<F> {
                         let (some_rows, some_cols) = (PANEL.min(m - i * PANEL), PANEL.min(n - j * PANEL));
                         // Writes that wait for their lines would hold up the products: the lines come meanwhile.
                         if last {
-                            c.prefetch(some_rows);
+                            c.prefetch(some_rows, some_cols);
                         }
                         prefetch(b.wrapping_add(panel_len + i * panel_len / row_panels), panel_len / row_panels);
                         let whole = some_rows == PANEL && some_cols == PANEL && c.col_stride == 1;
@@ -355,6 +388,10 @@ impl<F: Form> Tile<F> {
 /// The CPU has AVX512-BF16, and C is valid there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn write(block: &Block, c: Target, rows: usize, cols: usize, accumulate: bool) {
+    if c.col_stride != 1 && c.row_stride == 1 {
+        // SAFETY: as the caller warrants.
+        return unsafe { write(&block.transposed(), c.transposed(), cols, rows, accumulate) };
+    }
     if c.col_stride != 1 {
         for i in 0..rows {
             for j in 0..cols {
