@@ -105,7 +105,11 @@ fn tiles_and_passes_and_chunks_meet() {
     case(129, 513, 64, [0, 1, 0], [true, false, true], false);
     case(160, 70, 1100, [1, 0, 0], [true; 3], true);
     case(300, 40, 4000, [0, 0, 0], [false; 3], false); // an A that tiles pack themselves
-    case(3, 1100, 2048, [0, 1, 1], [false, true, true], false); // two chunks of B
+    case(80, 150, 16_384, [0, 1, 1], [false, true, true], false); // two chunks of B
+    case(300, 600, 300, [1, 0, 0], [false, true, false], true); // an A that is packed once
+    case(3, 1100, 2048, [0, 1, 1], [false, true, true], false); // wide, as the transposed of what is high
+    case(70, 300, 700, [1, 0, 0], [true; 3], true);
+    case(33, 100, 300, [0, 0, 2], [false; 3], true);
     case(1, 700, 600, [0, 1, 0], [true; 3], false);
     case(700, 1, 600, [0, 1, 0], [true; 3], false);
 }
