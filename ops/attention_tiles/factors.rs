@@ -1,8 +1,8 @@
 //! Packed factors inside fused operators, whose numbers are of any type but whose packed products are of F32.
 
-use super::Number;
-use crate::gemm::packed::{Part, Prepacked, UNIT, multiply};
-use crate::gemm::{MatRef, Operand};
+use super::{Number, Rows, Scratch, Values, leading, scale};
+use crate::gemm::packed::{Digits, Part, Prepacked, UNIT, multiply};
+use crate::gemm::{MatRef, Operand, Side};
 
 /// From row to row of a tile of sums: whole units, and no power of two.
 pub(crate) fn stride(columns: usize) -> usize {
@@ -33,4 +33,50 @@ pub(crate) fn product<E: Number>(
     accumulate: bool,
 ) {
     multiply(factors, extents, (E::as_f32_mut(c).expect("narrow products are of F32"), stride), accumulate);
+}
+
+/// `count` rows of a head from `(batch, time, head)` on as the rows of a factor.
+pub(crate) fn by_rows<E: Number>(
+    digits: Digits,
+    side: Side,
+    rows: &Values<E>,
+    at: (usize, usize, usize),
+    count: usize,
+) -> Prepacked {
+    let mut packed = Prepacked::new(digits, side, count, rows.width());
+    packed.pack((0, 0), rows.matrix(at, count));
+    packed
+}
+
+/// As [`by_rows`], as its terms.
+pub(crate) fn by_terms<E: Number>(
+    digits: Digits,
+    side: Side,
+    rows: &Values<E>,
+    at: (usize, usize, usize),
+    count: usize,
+) -> Prepacked {
+    let mut packed = Prepacked::new(digits, side, rows.width(), count);
+    packed.pack((0, 0), rows.matrix(at, count).t());
+    packed
+}
+
+/// Gives `count` rows of a head from `(batch, time, head)` on, each times `factor` of its number from there on, and where they
+/// begin: [`UNIT`] rows at a time.
+pub(crate) fn scaled<E: Number>(
+    rows: &Rows<E>,
+    (batch, time, head): (usize, usize, usize),
+    count: usize,
+    factor: impl Fn(usize) -> E,
+    mut to: impl FnMut(usize, Operand),
+) {
+    let stride = leading::<E>(rows.width);
+    let mut scratch = Scratch::new::<E>(UNIT * stride);
+    let [unit] = scratch.parts::<E, 1>([UNIT * stride]);
+    for i in (0..count).step_by(UNIT) {
+        let some = UNIT.min(count - i);
+        rows.copy(batch, time + i, head, some, unit, stride);
+        unit.chunks_exact_mut(stride).enumerate().take(some).for_each(|(c, row)| scale(row, factor(i + c)));
+        to(i, matrix(unit, some, rows.width, (stride, 1)));
+    }
 }

@@ -7,7 +7,7 @@
 //! Softmax and its sums are in F32, as everywhere.
 
 use super::backward::{Pass, Upstream};
-use super::factors::{matrix, part, product, stride};
+use super::factors::{matrix, part, product, scaled, stride};
 use super::forward::{Outputs, Sums, finish};
 use super::softmax::{SoftmaxGradient, SoftmaxStep};
 use super::{Number, Problem, Scratch, Sees, SquaredRelu, SquaredReluGradient, Values, Weighting, leading, scale};
@@ -156,17 +156,16 @@ impl Queries {
         let (width, values, time) = (p.k.width, p.v.width(), p.queries);
         let [mut q_t, mut q, mut dout_t, mut dout] = [(time, width), (width, time), (time, values), (values, time)]
             .map(|(rows, terms)| Prepacked::new(digits, Side::B, rows, terms));
-        let k_stride = leading::<E>(width);
-        let mut scratch = Scratch::new::<E>(UNIT * k_stride);
-        let [rows] = scratch.parts::<E, 1>([UNIT * k_stride]);
-        for i in (first..time).step_by(UNIT) {
-            let count = UNIT.min(time - i);
-            p.q.copy(batch, i, head, count, rows, k_stride);
-            scale(&mut rows[..count * k_stride], p.scale);
-            let queries = matrix(rows, count, width, (k_stride, 1));
-            q_t.pack((i, 0), queries);
-            q.pack((0, i), queries.t());
-        }
+        scaled(
+            &p.q,
+            (batch, first, head),
+            time - first,
+            |_| p.scale,
+            |i, queries| {
+                q_t.pack((first + i, 0), queries);
+                q.pack((0, first + i), queries.t());
+            },
+        );
         let all = up.dout.matrix((batch, first, head), time - first);
         dout_t.pack((first, 0), all);
         dout.pack((0, first), all.t());

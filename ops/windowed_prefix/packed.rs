@@ -9,8 +9,8 @@ use super::backward::{self, Upstream, write_rows};
 use super::forward::{self, add_rows, write};
 use super::weights::{Pairs, Slopes, Weights};
 use super::{Number, Problem, Values};
-use crate::attention_tiles::factors::{matrix, part, product, stride};
-use crate::attention_tiles::{Scratch, scale};
+use crate::attention_tiles::Scratch;
+use crate::attention_tiles::factors::{by_rows, by_terms, matrix, part, product, scaled, stride};
 use crate::gemm::Side;
 use crate::gemm::packed::{Digits, Prepacked, UNIT};
 use crate::simd::dot;
@@ -38,26 +38,6 @@ impl<E: Number> Problem<'_, E> {
     }
 }
 
-/// Rows of a head from `time` on, packed as rows.
-fn pack<E: Number>(digits: Digits, side: Side, rows: &Values<E>, at: (usize, usize, usize), count: usize) -> Prepacked {
-    let mut packed = Prepacked::new(digits, side, count, rows.width());
-    packed.pack((0, 0), rows.matrix(at, count));
-    packed
-}
-
-/// As [`pack`], as terms.
-fn pack_t<E: Number>(
-    digits: Digits,
-    side: Side,
-    rows: &Values<E>,
-    at: (usize, usize, usize),
-    count: usize,
-) -> Prepacked {
-    let mut packed = Prepacked::new(digits, side, rows.width(), count);
-    packed.pack((0, 0), rows.matrix(at, count).t());
-    packed
-}
-
 /// As [`forward`] of a head of a problem that is for [packed factors](digits).
 pub(super) fn forward_head<E: Number>(
     (p, digits): (&Problem<E>, Digits),
@@ -80,10 +60,10 @@ pub(super) fn forward_head<E: Number>(
     let [scores, kernel, rows, state, far, sums] = scratch.parts::<E, 6>(sizes);
     let at = (batch, 0, head);
     let [q_rows, k_rows, phi_q_rows, phi_k_rows] = [p.q, p.k, p.phi_q, p.phi_k].map(Values::Same);
-    let k = pack(digits, Side::A, &k_rows, at, time);
-    let phi_k = pack(digits, Side::A, &phi_k_rows, at, time);
-    let phi_k_t = pack_t(digits, Side::A, &phi_k_rows, at, time);
-    let g = pack_t(digits, Side::B, &p.g, at, time);
+    let k = by_rows(digits, Side::A, &k_rows, at, time);
+    let phi_k = by_rows(digits, Side::A, &phi_k_rows, at, time);
+    let phi_k_t = by_terms(digits, Side::A, &phi_k_rows, at, time);
+    let g = by_terms(digits, Side::B, &p.g, at, time);
     let mut packed_state = Prepacked::new(digits, Side::B, values, features);
     let mut weights = Prepacked::new(digits, Side::A, TILE, chunk);
     far.fill(E::ZERO);
@@ -99,14 +79,14 @@ pub(super) fn forward_head<E: Number>(
             summed = first;
         }
         let at = (batch, i, head);
-        let q = pack(digits, Side::B, &q_rows, at, queries);
-        let phi_q = pack(digits, Side::B, &phi_q_rows, at, queries);
+        let q = by_rows(digits, Side::B, &q_rows, at, queries);
+        let phi_q = by_rows(digits, Side::B, &phi_q_rows, at, queries);
         sums.fill(E::ZERO);
         if first > 0 {
             for (c, sum) in sums.iter_mut().enumerate().take(queries) {
                 *sum = dot(p.phi_q.row(batch, i + c, head), far);
             }
-            let from_left = pack(digits, Side::A, &phi_q_rows, at, queries);
+            let from_left = by_rows(digits, Side::A, &phi_q_rows, at, queries);
             let factors = [part(&from_left, 0, 0), part(&packed_state, 0, 0)];
             product(factors, [queries, values, features], (rows, g_stride), false);
         }
@@ -152,7 +132,7 @@ impl Queries {
     fn pack<E: Number>((p, digits): (&Problem<E>, Digits), up: &Upstream<E>, (batch, head): (usize, usize)) -> Queries {
         let both = |rows| {
             let at = (batch, 0, head);
-            [pack(digits, Side::B, &rows, at, p.time), pack_t(digits, Side::B, &rows, at, p.time)]
+            [by_rows(digits, Side::B, &rows, at, p.time), by_terms(digits, Side::B, &rows, at, p.time)]
         };
         let [[q, q_t], [phi, phi_t], [d, d_t]] = [both(Values::Same(p.q)), both(Values::Same(p.phi_q)), both(up.dout)];
         Queries { q, q_t, phi, phi_t, d, d_t }
@@ -171,8 +151,8 @@ impl Queries {
         // Tiles of keys that some queries see from afar: those that do not are paired with it later.
         let tiles = (0..time).step_by(TILE).map(|j| time.min(j + TILE)).take_while(|&end| p.far_from(end) < time);
         let Some(last) = tiles.clone().last() else { return };
-        let phi_k_t = pack_t(digits, Side::A, &Values::Same(p.phi_k), (batch, 0, head), last);
-        let g = pack_t(digits, Side::B, &p.g, (batch, 0, head), last);
+        let phi_k_t = by_terms(digits, Side::A, &Values::Same(p.phi_k), (batch, 0, head), last);
+        let g = by_terms(digits, Side::B, &p.g, (batch, 0, head), last);
         let mut packed = Prepacked::new(digits, Side::A, features, values);
         let mut summed = 0;
         for end in tiles {
@@ -199,16 +179,8 @@ fn weighted_queries<E: Number>(
     (batch, head): (usize, usize),
     inverse: &[E],
 ) -> Prepacked {
-    let (features, stride) = (p.phi_q.width, stride(p.phi_q.width));
-    let mut packed = Prepacked::new(digits, Side::A, features, p.time);
-    let mut scratch = Scratch::new::<E>(TILE * stride);
-    let [rows] = scratch.parts::<E, 1>([TILE * stride]);
-    for i in (0..p.time).step_by(TILE) {
-        let queries = TILE.min(p.time - i);
-        p.phi_q.copy(batch, i, head, queries, rows, stride);
-        rows.chunks_exact_mut(stride).zip(&inverse[i..]).take(queries).for_each(|(row, &factor)| scale(row, factor));
-        packed.pack((0, i), matrix(rows, queries, features, (stride, 1)).t());
-    }
+    let mut packed = Prepacked::new(digits, Side::A, p.phi_q.width, p.time);
+    scaled(&p.phi_q, (batch, 0, head), p.time, |i| inverse[i], |i, rows| packed.pack((0, i), rows.t()));
     packed
 }
 
@@ -257,11 +229,11 @@ pub(super) fn backward_head<E: Number>(
     for j in (0..time).step_by(TILE).rev() {
         let keys = TILE.min(time - j);
         let at = (batch, j, head);
-        let k = pack(digits, Side::A, &k_rows, at, keys);
-        let phi_k = pack(digits, Side::A, &phi_k_rows, at, keys);
-        let g = pack(digits, Side::A, &p.g, at, keys);
+        let k = by_rows(digits, Side::A, &k_rows, at, keys);
+        let phi_k = by_rows(digits, Side::A, &phi_k_rows, at, keys);
+        let g = by_rows(digits, Side::A, &p.g, at, keys);
         let (k_t, phi_k_t) =
-            (pack_t(digits, Side::B, &k_rows, at, keys), pack_t(digits, Side::B, &phi_k_rows, at, keys));
+            (by_terms(digits, Side::B, &k_rows, at, keys), by_terms(digits, Side::B, &phi_k_rows, at, keys));
         let until = p.far_from(j + keys);
         if until < summed {
             let factors = [part(&left, 0, until), part(&queries.d_t, 0, until)];
