@@ -3,10 +3,10 @@
 //! A few vectors at a time are widened, computed and rounded, in one loop: while the CPU computes one group it already reads
 //! the next ones. (Whole blocks, first all widened, then all computed, wait for memory and compute in turn.)
 
-use kumiki_tensor::bf16;
+use kumiki_tensor::{bf16, round_to_bf16, widen_bf16};
 
 use crate::rows::Formula;
-use crate::simd::{Binary, Kernel, Lanes, Real, Unary, narrow_group, rounded, widen_group, widened};
+use crate::simd::{Binary, Kernel, Lanes, Real, Unary, narrow_group, widen_group};
 
 /// Numbers of a group: some vectors of any level.
 const GROUP: usize = 64;
@@ -70,7 +70,7 @@ impl Kernel<f32> for Gate<'_> {
         let Gate { scale, x, gate, out, gated } = self;
         for (((x, gate), out), gated) in x.iter().zip(gate).zip(out).zip(gated) {
             let x = scale * x;
-            (*out, *gated) = (rounded(x), rounded(x * widened(*gate)));
+            (*out, *gated) = (round_to_bf16(x), round_to_bf16(x * widen_bf16(*gate)));
         }
     }
 }

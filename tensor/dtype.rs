@@ -85,6 +85,24 @@ macro_rules! element {
 }
 element!(f32: F32, f64: F64, i64: I64, u32: U32);
 
+/// `bf16::to_f32`, in steps that a compiler turns into vectors.
+#[inline(always)]
+#[must_use]
+pub fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// `bf16::from_f32`, to the nearest, of two the even one; in steps that a compiler turns into vectors.
+#[inline(always)]
+#[must_use]
+pub fn round_to_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    // A NaN may have all that makes it one in the lower half.
+    let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
+    bf16::from_bits((bits >> 16) as u16)
+}
+
 impl sealed::Sealed for bf16 {}
 impl Element for bf16 {
     const DTYPE: DType = DType::BF16;

@@ -20,7 +20,7 @@ mod tensor;
 pub mod threads;
 mod views;
 
-pub use dtype::{DType, Element, bf16};
+pub use dtype::{DType, Element, bf16, round_to_bf16, widen_bf16};
 pub use error::{Error, Result};
 pub use huge_pages::prefer_huge_pages;
 pub use index::concat;

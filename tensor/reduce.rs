@@ -1,6 +1,6 @@
 //! What accumulation of gradients needs: adding in place, scaling, and summing broadcast axes away.
 
-use crate::dtype::{DType, Element, bf16};
+use crate::dtype::{DType, Element, bf16, round_to_bf16, widen_bf16};
 use crate::tensor::Tensor;
 use crate::threads;
 
@@ -30,7 +30,10 @@ impl Tensor {
         if self.dtype() == DType::BF16 {
             let x = other.as_slice::<bf16>();
             return threads::parallel_chunks_mut(self.make_mut::<bf16>(), CHUNK, CHUNK, |i, piece| {
-                piece.iter_mut().zip(&x[i * CHUNK..]).for_each(|(y, &x)| *y = sum_bf16(*y, x));
+                piece
+                    .iter_mut()
+                    .zip(&x[i * CHUNK..])
+                    .for_each(|(y, &x)| *y = round_to_bf16(widen_bf16(*y) + widen_bf16(x)));
             });
         }
         dispatch!(self.dtype(), E => {
@@ -92,16 +95,6 @@ impl Tensor {
 #[inline(always)]
 fn sum2<E: Element>(a: E, b: E) -> E {
     E::from_f64(a.to_f64() + b.to_f64())
-}
-
-/// [`sum2`] in F32, rounded to the nearest: in steps that the compiler turns into vectors.
-#[inline(always)]
-fn sum_bf16(a: bf16, b: bf16) -> bf16 {
-    let wide = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
-    let sum = wide(a) + wide(b);
-    let bits = sum.to_bits();
-    let bits = if sum.is_nan() { bits | 0x0040_0000 } else { bits.wrapping_add(0x7fff + (bits >> 16 & 1)) };
-    bf16::from_bits((bits >> 16) as u16)
 }
 
 fn column_sums<E: Element>(rows: &[E], columns: usize) -> Vec<f64> {

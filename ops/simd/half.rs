@@ -1,6 +1,6 @@
 //! BF16 as storage of F32: whole slices at a time, in instructions of the level.
 
-use kumiki_tensor::bf16;
+use kumiki_tensor::{bf16, round_to_bf16, widen_bf16};
 
 use super::lanes::{Kernel, Lanes};
 use super::real::Real;
@@ -27,30 +27,14 @@ pub fn narrow(x: &[f32], out: &mut [bf16]) {
 #[inline(always)]
 pub(crate) fn widen_group<const N: usize>(x: &[bf16; N]) -> [f32; N] {
     let mut out = [0.0; N];
-    out.iter_mut().zip(x).for_each(|(y, &x)| *y = widened(x));
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = widen_bf16(x));
     out
 }
 
 /// [`narrow`] of an array, inside of a kernel.
 #[inline(always)]
 pub(crate) fn narrow_group<const N: usize>(x: &[f32; N], out: &mut [bf16; N]) {
-    out.iter_mut().zip(x).for_each(|(y, &x)| *y = rounded(x));
-}
-
-/// One number, as in [`widen`].
-#[inline(always)]
-pub(crate) fn widened(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-/// One number, as in [`narrow`].
-#[inline(always)]
-pub(crate) fn rounded(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    // A NaN may have all that makes it one in the lower half.
-    let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
-    bf16::from_bits((bits >> 16) as u16)
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = round_to_bf16(x));
 }
 
 struct Widen<'a> {
@@ -63,7 +47,7 @@ impl Kernel<f32> for Widen<'_> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = f32>>(self) {
-        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = widened(x));
+        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = widen_bf16(x));
     }
 }
 
@@ -77,7 +61,7 @@ impl Kernel<f32> for Narrow<'_> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = f32>>(self) {
-        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = rounded(x));
+        self.out.iter_mut().zip(self.x).for_each(|(y, &x)| *y = round_to_bf16(x));
     }
 }
 

@@ -41,7 +41,7 @@ mod reduce;
 
 pub use decode::{add_outer, add_weighted_rows, row_dots};
 pub use half::{narrow, widen};
-pub(crate) use half::{narrow_group, rounded, widen_group, widened};
+pub(crate) use half::{narrow_group, widen_group};
 pub use lanes::{Kernel, Lanes};
 pub use level::{Level, configured_level, level, with_level};
 pub use map::{

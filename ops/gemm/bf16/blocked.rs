@@ -252,11 +252,10 @@ impl Target {
     /// Asks for the first rows and columns of a block, to write them.
     #[inline]
     fn prefetch(self, rows: usize, cols: usize) {
-        if self.col_stride != 1 && self.row_stride == 1 {
-            return self.transposed().prefetch(cols, rows);
-        }
-        for i in 0..rows {
-            match self.at(i, 0).start {
+        let by_columns = self.col_stride != 1 && self.row_stride == 1;
+        let (c, lines) = if by_columns { (self.transposed(), cols) } else { (self, rows) };
+        for i in 0..lines {
+            match c.at(i, 0).start {
                 // SAFETY: prefetches of any address are allowed.
                 Place::F32(c) => unsafe {
                     _mm_prefetch::<_MM_HINT_ET0>(c.cast());
