@@ -186,7 +186,13 @@ impl GradCheck {
                 let rounding = moved().map(|((u, d), w)| u.abs().max(d.abs()).max(1.0) * w.abs()).sum::<f64>();
                 (moved().map(|((u, d), w)| (u - d) * w).sum(), 16.0 * f64::EPSILON * rounding)
             };
-            let ((near, rounding), (far, _)) = (difference(h), difference(2.0 * h));
+            let ((near, near_rounding), (far, far_rounding)) = (difference(h), difference(2.0 * h));
+            let mut rounding = near_rounding.max(far_rounding);
+            if rounding == 0.0 {
+                // No output moved: by less than the largest can, if it depends on this element.
+                let size = |(y, w): (&f64, &f64)| y.abs().max(1.0) * w.abs();
+                rounding = 16.0 * f64::EPSILON * moved(h).iter().zip(dout).map(size).fold(0.0, f64::max);
+            }
             let numeric = (8.0 * near - far) / (12.0 * h);
             let size = analytic[i].abs().max(numeric.abs()).max(1e-3 * scale);
             let gap = (analytic[i] - numeric).abs();
@@ -261,6 +267,38 @@ mod tests {
         let cut = gradcheck(&[], &named, |tape, _| cube(&tape.param(&w).detach(), 3.0));
         assert_eq!(cut.without_gradient, ["blocks.0.w"]);
         assert_eq!(cut.error(), 1.0);
+    }
+
+    /// `x / sqrt(x² + 1e-12)`: the sign, all but; its gradient is below what an output of 1 can move by.
+    #[test]
+    fn gradients_that_differences_cannot_see_are_no_errors() {
+        struct Constant(Tensor);
+        impl Backward for Constant {
+            fn name(&self) -> &'static str {
+                "constant"
+            }
+            fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+                vec![]
+            }
+            fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
+                let (slope, g) = (self.0.to_f64_vec(), dout.to_f64_vec());
+                vec![Some(Tensor::from_fn::<f64>(dout.shape(), |i| slope[i] * g[i]))]
+            }
+        }
+        let sign = |x: &Var, more: f64| {
+            let v = x.value().to_f64_vec();
+            let norm = |x: f64| (x * x + 1e-12).sqrt();
+            let y = Tensor::from_fn::<f64>(x.shape(), |i| v[i] / norm(v[i]));
+            let slope = Tensor::from_fn::<f64>(x.shape(), |i| 1e-12 / norm(v[i]).powi(3) + more);
+            Var::from_op(y, &[x], || Constant(slope))
+        };
+        for seed in 0..300 {
+            let x = Rng::new(seed).uniform(DType::F64, &[2], 0.5, 6.0);
+            let check = GradCheck { seed, ..GradCheck::default() };
+            check.run(&[("x", x.clone())], &[], |_, v| sign(&v[0], 0.0)).assert_below(1e-6);
+            let wrong = check.run(&[("x", x)], &[], |_, v| sign(&v[0], 1e-8));
+            assert!(wrong.error() > 1e-6, "{wrong}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{Number, Rows, Scratch, Values, leading, scale};
 use crate::gemm::packed::{Digits, Part, Prepacked, UNIT, multiply};
-use crate::gemm::{MatRef, Operand, Side};
+use crate::gemm::{MatRef, Operand};
 
 /// From row to row of a tile of sums: whole units, and no power of two.
 pub(crate) fn stride(columns: usize) -> usize {
@@ -35,30 +35,12 @@ pub(crate) fn product<E: Number>(
     multiply(factors, extents, (E::as_f32_mut(c).expect("narrow products are of F32"), stride), accumulate);
 }
 
-/// `count` rows of a head from `(batch, time, head)` on as the rows of a factor.
-pub(crate) fn by_rows<E: Number>(
-    digits: Digits,
-    side: Side,
-    rows: &Values<E>,
-    at: (usize, usize, usize),
-    count: usize,
-) -> Prepacked {
-    let mut packed = Prepacked::new(digits, side, count, rows.width());
-    packed.pack((0, 0), rows.matrix(at, count));
-    packed
-}
-
-/// As [`by_rows`], as its terms.
-pub(crate) fn by_terms<E: Number>(
-    digits: Digits,
-    side: Side,
-    rows: &Values<E>,
-    at: (usize, usize, usize),
-    count: usize,
-) -> Prepacked {
-    let mut packed = Prepacked::new(digits, side, rows.width(), count);
-    packed.pack((0, 0), rows.matrix(at, count).t());
-    packed
+impl<E: Number> Values<'_, E> {
+    /// How they are packed where that is sooner than vectors: not in all digits if they are stored in BF16.
+    pub fn digits(&self, narrow: bool) -> Option<Digits> {
+        let there = size_of::<E>() == 4 && (narrow || matches!(self, Values::Same(_)));
+        Digits::of(narrow, self.width()).filter(|_| there)
+    }
 }
 
 /// Gives `count` rows of a head from `(batch, time, head)` on, each times `factor` of its number from there on, and where they

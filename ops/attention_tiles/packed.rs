@@ -27,8 +27,7 @@ pub(super) fn digits<E: Number>(sets: &[Problem<E>]) -> Option<Digits> {
     let [p] = sets else { return None };
     let plain = matches!(p.sees, Sees::All | Sees::Causal) && p.key_mask.is_none() && p.pair_mask.is_none();
     let large = p.queries.min(p.keys) >= UNIT && p.k.width + p.v.width() >= UNIT;
-    let all_there = p.narrow || matches!(p.v, Values::Same(_));
-    Digits::of(p.narrow, p.v.width()).filter(|_| size_of::<E>() == 4 && plain && large && all_there)
+    p.v.digits(p.narrow).filter(|_| plain && large)
 }
 
 impl<E: Number> Values<'_, E> {

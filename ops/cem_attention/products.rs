@@ -69,11 +69,7 @@ impl Met {
             Some(digits) => Held::Packed(threads::parallel_map(batch * heads, 4 * time * width, |head| {
                 let all = Values::Same(*rows);
                 let all = all.matrix((head / heads, 0, head % heads), time);
-                let mut packed =
-                    [(Side::A, time, width), (Side::B, width, time)].map(|(s, r, t)| Prepacked::new(digits, s, r, t));
-                packed[0].pack((0, 0), all);
-                packed[1].pack((0, 0), all.t());
-                packed
+                [Prepacked::of(digits, Side::A, all), Prepacked::of(digits, Side::B, all.t())]
             })),
             None => {
                 let mut out = Tensor::empty(E::DTYPE, &[batch, heads, time, stride]);
@@ -169,8 +165,7 @@ impl Products {
         let Some(([_, columns], digits)) = factor.packed.as_ref().zip(self.layout.digits(width)) else {
             return self.tile.over_queries(weights, (factor.rows, step), width, out);
         };
-        let mut packed = Prepacked::new(digits, Side::A, keys, queries);
-        packed.pack((0, 0), matrix(weights, keys, queries, (stride, 1)));
+        let packed = Prepacked::of(digits, Side::A, matrix(weights, keys, queries, (stride, 1)));
         product([part(&packed, 0, 0), part(columns, 0, 0)], [keys, width, queries], (out, step), true);
     }
 
@@ -179,8 +174,7 @@ impl Products {
         let Tile { keys, queries, stride, .. } = self.tile;
         match (&met.held, self.layout.digits(met.width)) {
             (Held::Packed(met_packed), Some(digits)) => {
-                let mut packed = Prepacked::new(digits, Side::A, queries, keys);
-                packed.pack((0, 0), matrix(weights, queries, keys, (1, stride)));
+                let packed = Prepacked::of(digits, Side::A, matrix(weights, queries, keys, (1, stride)));
                 let step = self.layout.stride::<E>(met.width);
                 let factors = [part(&packed, 0, 0), part(&met_packed[head][1], 0, 0)];
                 product(factors, [queries, met.width, keys], (out, step), false);

@@ -114,7 +114,7 @@ struct Buffers<'a, E> {
     slopes: &'a mut [E],
     dq: &'a mut [E],
     dphi: &'a mut [E],
-    /// `S` or `R`, and what belongs to their last column.
+    /// `S` or `R`, and the sum beside it: `Σ_j φ(k)_j` or `Σ_i d_i·ḡ_i φ(q)_i`.
     state: &'a mut [E],
     state_t: &'a mut [E],
     far: &'a mut [E],
@@ -128,12 +128,12 @@ struct Buffers<'a, E> {
 
 /// Distances between rows of the buffers.
 #[derive(Clone, Copy)]
-struct Strides {
-    /// Of transposed tiles of queries.
-    tile: usize,
-    k: usize,
-    phi: usize,
-    g: usize,
+pub(super) struct Strides {
+    /// Of transposed tiles of queries, and of tiles `[key, query]`.
+    pub tile: usize,
+    pub k: usize,
+    pub phi: usize,
+    pub g: usize,
 }
 
 fn head<E: Number>(p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), out: &Outputs<E>) -> f64 {
@@ -325,12 +325,9 @@ impl<E: Number> Buffers<'_, E> {
             pair_product(p, (phi_k, s.phi), features, pairs, self.phi_t, self.kernel);
         }
         pair_product(p, (g, s.g), values, pairs, self.d_t, self.slopes);
-        if i == 0 {
-            // The first token's only weight is divided by itself: its slope is exactly 0.
-            self.slopes[0] = self.delta[0];
-        }
         let (scores, kernel, slopes) = (&mut *self.scores, &mut *self.kernel, &mut *self.slopes);
-        let near = Slopes { pairs, scores, kernel, slopes, delta: self.delta, inverse: self.inverse, shift }.run();
+        let near =
+            Slopes { pairs, query: i, scores, kernel, slopes, delta: self.delta, inverse: self.inverse, shift }.run();
 
         let per_key = |a: &[E], b: &[E], c: &mut [E], stride: usize, columns: usize| {
             TileProduct {
@@ -378,7 +375,8 @@ impl<E: Number> Buffers<'_, E> {
         near
     }
 
-    /// What keys get from queries that are far from all of their chunk: `dφ(k) += R g - Σ_i dḡ_i·ḡ_i φ(q)_i / den_i`, `dg += Rᵀ φ(k)`.
+    /// What keys get from queries that are far from all of their chunk: `dφ(k) += R g - Σ_i d_i·ḡ_i φ(q)_i` and
+    /// `dg += Rᵀ φ(k)`.
     fn right_to_left(&mut self, p: &Problem<E>, up: &Upstream<E>, at: (usize, usize), s: Strides) {
         let (features, values) = (p.phi_k.width, p.g.width());
         self.state.fill(E::ZERO);

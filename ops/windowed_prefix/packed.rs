@@ -5,12 +5,12 @@
 //! Forward as elsewhere. Backward, from the left, what queries get from `S`; then from the right a tile of keys after the
 //! other, with `R` of all queries that are far from all of it, and pairs with those before: its gradients are complete then.
 
-use super::backward::{self, Upstream, write_rows};
+use super::backward::{self, Strides, Upstream, write_rows};
 use super::forward::{self, add_rows, write};
 use super::weights::{Pairs, Slopes, Weights};
 use super::{Number, Problem, Values};
 use crate::attention_tiles::Scratch;
-use crate::attention_tiles::factors::{by_rows, by_terms, matrix, part, product, scaled, stride};
+use crate::attention_tiles::factors::{matrix, part, product, scaled, stride};
 use crate::gemm::Side;
 use crate::gemm::packed::{Digits, Prepacked, UNIT};
 use crate::simd::dot;
@@ -22,8 +22,7 @@ const CHUNK: usize = 512;
 
 /// How factors are packed if a problem is for these passes; a small one is done before they would be.
 pub(super) fn digits<E: Number>(p: &Problem<E>) -> Option<Digits> {
-    let large = p.time >= UNIT && p.g.width() >= UNIT && size_of::<E>() == 4;
-    Digits::of(p.narrow, p.g.width()).filter(|_| large && (p.narrow || matches!(p.g, Values::Same(_))))
+    p.g.digits(p.narrow).filter(|_| p.time.min(p.g.width()) >= UNIT)
 }
 
 impl<E: Number> Problem<'_, E> {
@@ -60,10 +59,10 @@ pub(super) fn forward_head<E: Number>(
     let [scores, kernel, rows, state, far, sums] = scratch.parts::<E, 6>(sizes);
     let at = (batch, 0, head);
     let [q_rows, k_rows, phi_q_rows, phi_k_rows] = [p.q, p.k, p.phi_q, p.phi_k].map(Values::Same);
-    let k = by_rows(digits, Side::A, &k_rows, at, time);
-    let phi_k = by_rows(digits, Side::A, &phi_k_rows, at, time);
-    let phi_k_t = by_terms(digits, Side::A, &phi_k_rows, at, time);
-    let g = by_terms(digits, Side::B, &p.g, at, time);
+    let k = Prepacked::of(digits, Side::A, k_rows.matrix(at, time));
+    let phi_k = Prepacked::of(digits, Side::A, phi_k_rows.matrix(at, time));
+    let phi_k_t = Prepacked::of(digits, Side::A, phi_k_rows.matrix(at, time).t());
+    let g = Prepacked::of(digits, Side::B, p.g.matrix(at, time).t());
     let mut packed_state = Prepacked::new(digits, Side::B, values, features);
     let mut weights = Prepacked::new(digits, Side::A, TILE, chunk);
     far.fill(E::ZERO);
@@ -79,14 +78,14 @@ pub(super) fn forward_head<E: Number>(
             summed = first;
         }
         let at = (batch, i, head);
-        let q = by_rows(digits, Side::B, &q_rows, at, queries);
-        let phi_q = by_rows(digits, Side::B, &phi_q_rows, at, queries);
+        let q = Prepacked::of(digits, Side::B, q_rows.matrix(at, queries));
+        let phi_q = Prepacked::of(digits, Side::B, phi_q_rows.matrix(at, queries));
         sums.fill(E::ZERO);
         if first > 0 {
             for (c, sum) in sums.iter_mut().enumerate().take(queries) {
                 *sum = dot(p.phi_q.row(batch, i + c, head), far);
             }
-            let from_left = by_rows(digits, Side::A, &phi_q_rows, at, queries);
+            let from_left = Prepacked::of(digits, Side::A, phi_q_rows.matrix(at, queries));
             let factors = [part(&from_left, 0, 0), part(&packed_state, 0, 0)];
             product(factors, [queries, values, features], (rows, g_stride), false);
         }
@@ -108,16 +107,6 @@ pub(super) fn forward_head<E: Number>(
     }
 }
 
-/// Distances between rows of the buffers.
-#[derive(Clone, Copy)]
-struct Strides {
-    /// Of tiles `[key, query]`.
-    tile: usize,
-    k: usize,
-    phi: usize,
-    g: usize,
-}
-
 /// What a head's queries bring, each on side B with queries as rows, and as terms.
 struct Queries {
     q: Prepacked,
@@ -130,9 +119,12 @@ struct Queries {
 
 impl Queries {
     fn pack<E: Number>((p, digits): (&Problem<E>, Digits), up: &Upstream<E>, (batch, head): (usize, usize)) -> Queries {
-        let both = |rows| {
+        let both = |rows: Values<E>| {
             let at = (batch, 0, head);
-            [by_rows(digits, Side::B, &rows, at, p.time), by_terms(digits, Side::B, &rows, at, p.time)]
+            [
+                Prepacked::of(digits, Side::B, rows.matrix(at, p.time)),
+                Prepacked::of(digits, Side::B, rows.matrix(at, p.time).t()),
+            ]
         };
         let [[q, q_t], [phi, phi_t], [d, d_t]] = [both(Values::Same(p.q)), both(Values::Same(p.phi_q)), both(up.dout)];
         Queries { q, q_t, phi, phi_t, d, d_t }
@@ -151,8 +143,8 @@ impl Queries {
         // Tiles of keys that some queries see from afar: those that do not are paired with it later.
         let tiles = (0..time).step_by(TILE).map(|j| time.min(j + TILE)).take_while(|&end| p.far_from(end) < time);
         let Some(last) = tiles.clone().last() else { return };
-        let phi_k_t = by_terms(digits, Side::A, &Values::Same(p.phi_k), (batch, 0, head), last);
-        let g = by_terms(digits, Side::B, &p.g, (batch, 0, head), last);
+        let phi_k_t = Prepacked::of(digits, Side::A, Values::Same(p.phi_k).matrix((batch, 0, head), last).t());
+        let g = Prepacked::of(digits, Side::B, p.g.matrix((batch, 0, head), last).t());
         let mut packed = Prepacked::new(digits, Side::A, features, values);
         let mut summed = 0;
         for end in tiles {
@@ -229,11 +221,13 @@ pub(super) fn backward_head<E: Number>(
     for j in (0..time).step_by(TILE).rev() {
         let keys = TILE.min(time - j);
         let at = (batch, j, head);
-        let k = by_rows(digits, Side::A, &k_rows, at, keys);
-        let phi_k = by_rows(digits, Side::A, &phi_k_rows, at, keys);
-        let g = by_rows(digits, Side::A, &p.g, at, keys);
-        let (k_t, phi_k_t) =
-            (by_terms(digits, Side::B, &k_rows, at, keys), by_terms(digits, Side::B, &phi_k_rows, at, keys));
+        let k = Prepacked::of(digits, Side::A, k_rows.matrix(at, keys));
+        let phi_k = Prepacked::of(digits, Side::A, phi_k_rows.matrix(at, keys));
+        let g = Prepacked::of(digits, Side::A, p.g.matrix(at, keys));
+        let (k_t, phi_k_t) = (
+            Prepacked::of(digits, Side::B, k_rows.matrix(at, keys).t()),
+            Prepacked::of(digits, Side::B, phi_k_rows.matrix(at, keys).t()),
+        );
         let until = p.far_from(j + keys);
         if until < summed {
             let factors = [part(&left, 0, until), part(&queries.d_t, 0, until)];
@@ -273,12 +267,8 @@ pub(super) fn backward_head<E: Number>(
                 );
             }
             product([part(&g, 0, 0), part(&queries.d, i, 0)], [keys, count, values], (slopes, s.tile), false);
-            if i == 0 {
-                // The first token's only weight is divided by itself: its slope is exactly 0.
-                slopes[0] = delta[0];
-            }
             let (delta, inverse, shift) = (&delta[i..], &inverse[i..], p.tau[head]);
-            near += Slopes { pairs, scores, kernel, slopes, delta, inverse, shift }.run();
+            near += Slopes { pairs, query: i, scores, kernel, slopes, delta, inverse, shift }.run();
 
             by_key.pack((0, 0), matrix(kernel, keys, count, (s.tile, 1)));
             let factors = [part(&by_key, 0, 0), part(&queries.d_t, 0, i)];

@@ -127,6 +127,8 @@ impl<E: Real> Kernel<E> for Weights<'_, E> {
 /// `tau`.
 pub(super) struct Slopes<'a, E> {
     pub pairs: Pairs,
+    /// The tile's first query.
+    pub query: usize,
     pub scores: &'a mut [E],
     pub kernel: &'a mut [E],
     pub slopes: &'a mut [E],
@@ -139,6 +141,10 @@ pub(super) struct Slopes<'a, E> {
 impl<E: Real> Slopes<'_, E> {
     pub fn run(self) -> f64 {
         self.pairs.assert_fits(&[self.scores, self.kernel, self.slopes], &[self.delta, self.inverse]);
+        if self.query == 0 {
+            // The first token's only weight is divided by itself: its slope is exactly 0.
+            self.slopes[0] = self.delta[0];
+        }
         E::dispatch(self)
     }
 }
@@ -148,7 +154,7 @@ impl<E: Real> Kernel<E> for Slopes<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = E>>(self) -> f64 {
-        let Slopes { pairs, scores, kernel, slopes, delta, inverse, shift } = self;
+        let Slopes { pairs, scores, kernel, slopes, delta, inverse, shift, .. } = self;
         let (scores, kernel, slopes) = (scores.as_mut_ptr(), kernel.as_mut_ptr(), slopes.as_mut_ptr());
         let (shift, zero) = (L::splat(shift), L::splat(E::ZERO));
         let mut total = 0f64;

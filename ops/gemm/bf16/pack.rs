@@ -67,6 +67,17 @@ impl<S: Start> Source<S> {
     pub fn at(self, i: usize, p: usize) -> Self {
         Self { start: self.start.moved(i * self.stride + p * self.term_stride), ..self }
     }
+
+    /// All halves of panels and steps, as lie side by side in memory: it is read along its lines.
+    #[inline(always)]
+    pub fn for_tiles(self, rows: usize, terms: usize, mut pack: impl FnMut(usize, usize)) {
+        let (halves, steps) = (rows.div_ceil(PANEL) * 2, terms.div_ceil(STEP));
+        if self.term_stride == 1 {
+            (0..halves).for_each(|half| (0..steps).for_each(|step| pack(half, step)));
+        } else {
+            (0..steps).for_each(|step| (0..halves).for_each(|half| pack(half, step)));
+        }
+    }
 }
 
 /// Every number is one, rounded if need be.
@@ -115,21 +126,14 @@ impl Form for One {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn panels(side: Side, dst: *mut bf16, source: Source<Stored>, rows: usize, terms: usize) {
     let steps = terms.div_ceil(STEP);
-    let pack = |i: usize, step: usize| {
-        let to = dst.wrapping_add((i / PANEL * steps + step) * STEP_LEN + i % PANEL / 16 * TILE);
+    let pack = |half: usize, step: usize| {
+        let i = half * 16;
+        let to = dst.wrapping_add((half / 2 * steps + step) * STEP_LEN + half % 2 * TILE);
         let (some, terms) = (rows.saturating_sub(i).min(16), (terms - step * STEP).min(STEP));
         // SAFETY: the tile is inside its panel; so many rows and terms from there on are inside the source.
         unsafe { tile(side, to, source.at(i, step * STEP), some, terms) };
     };
-    // Along lines of memory.
-    let halves = rows.next_multiple_of(PANEL) / 16;
-    for at in 0..halves * steps {
-        if source.term_stride == 1 {
-            pack(at / steps * 16, at % steps);
-        } else {
-            pack(at % halves * 16, at / halves);
-        }
-    }
+    source.for_tiles(rows, terms, pack);
 }
 
 /// One tile: 16 rows, `rows` of them there, and 32 terms, `terms` of them there.

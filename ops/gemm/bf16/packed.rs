@@ -73,6 +73,17 @@ impl Prepacked {
         Prepacked { digits, side, numbers, panels, steps, irregular: false }
     }
 
+    /// A matrix of `[rows, terms]`, packed.
+    ///
+    /// # Panics
+    /// When it is in BF16 where all digits of F32 are packed.
+    pub fn of(digits: Digits, side: Side, matrix: Operand) -> Prepacked {
+        let (rows, terms) = matrix.shape();
+        let mut packed = Prepacked::new(digits, side, rows, terms);
+        packed.pack((0, 0), matrix);
+        packed
+    }
+
     /// Packs a matrix of `[rows, terms]` as the part that begins at row and term `at`.
     ///
     /// # Panics

@@ -96,8 +96,7 @@ unsafe fn panels(
 ) {
     let steps = terms.div_ceil(STEP);
     irregular.fill(0);
-    let halves = rows.div_ceil(PANEL) * 2;
-    let mut pack = |half: usize, step: usize| {
+    let pack = |half: usize, step: usize| {
         let (panel, i) = (half / 2, half * LINES);
         let some = rows.saturating_sub(i).min(LINES);
         // SAFETY: the tile is inside its panel; `some` rows and the terms of the step are inside the source.
@@ -107,12 +106,7 @@ unsafe fn panels(
         };
         irregular[panel] |= u32::from(!regular);
     };
-    // What lies side by side is read together.
-    if source.term_stride == 1 {
-        (0..halves).for_each(|half| (0..steps).for_each(|step| pack(half, step)));
-    } else {
-        (0..steps).for_each(|step| (0..halves).for_each(|half| pack(half, step)));
-    }
+    source.for_tiles(rows, terms, pack);
 }
 
 /// One tile of each part; whether all its numbers are finite.
