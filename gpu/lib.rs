@@ -1,17 +1,24 @@
-//! kumiki's CUDA tier: device, buffers, launches. There is no CUDA support yet; this crate says so plainly.
+//! kumiki's CUDA tier below tensors: devices, their memory, compiled kernels and launches.
+//!
+//! A [`Device`] is a card, through the driver (feature `cuda`), or, in tests, an emulation of one on the CPU that runs the
+//! same sources (feature `emulator`). Nothing of CUDA is needed to build; without a driver [`Device::open`] says so. A
+//! kernel is a name in a [`Source`], compiled when it is first launched. All work of a device is done in the order in which
+//! it was asked for, so that a [`Buffer`] may be freed, and its memory given out again, while kernels still use it.
 
-/// Whether a CUDA device can be used.
-///
-/// # Errors
-/// Always, with the reason: this build has no CUDA support yet.
-pub fn availability() -> Result<(), String> {
-    Err("no CUDA support yet: kumiki runs on the CPU only".into())
-}
+mod backend;
+mod buffer;
+mod device;
+#[cfg(feature = "cuda")]
+mod driver;
+#[cfg(feature = "emulator")]
+mod emulator;
+mod error;
+mod pool;
+mod source;
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_stub_says_what_it_is() {
-        assert!(super::availability().unwrap_err().contains("no CUDA support yet"));
-    }
-}
+pub use backend::{Matmul, MatmulType, Operand, Properties};
+pub use buffer::Buffer;
+pub use device::{Device, availability};
+pub use error::Error;
+pub use pool::MemoryStats;
+pub use source::{Arg, Launch, Source};

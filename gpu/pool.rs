@@ -1,0 +1,84 @@
+//! Freed memory of a device waits here for the next request of its size: asking the driver is slow, and waits for the device.
+
+use std::collections::BTreeMap;
+
+/// What a device's allocator has done so far, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// In buffers now.
+    pub live: usize,
+    /// The most `live` has been since the last reset.
+    pub peak: usize,
+    /// Waiting in the pool.
+    pub cached: usize,
+    /// Blocks asked from the device since the start.
+    pub device_allocations: usize,
+}
+
+/// Blocks that wait, by size.
+#[derive(Default)]
+pub(crate) struct Pool {
+    free: BTreeMap<usize, Vec<u64>>,
+    pub stats: MemoryStats,
+}
+
+impl Pool {
+    /// The size of the block for a request: the next of 1, 1.25, 1.5, 1.75 times a power of two, and at least 512.
+    pub fn class(bytes: usize) -> usize {
+        let bytes = bytes.max(512);
+        let step = (bytes.next_power_of_two() / 8).max(512);
+        bytes.div_ceil(step) * step
+    }
+
+    /// A waiting block of this size.
+    pub fn take(&mut self, class: usize) -> Option<u64> {
+        let address = self.free.get_mut(&class)?.pop()?;
+        self.stats.cached -= class;
+        Some(address)
+    }
+
+    pub fn put(&mut self, class: usize, address: u64) {
+        self.free.entry(class).or_default().push(address);
+        self.stats.cached += class;
+    }
+
+    pub fn lent(&mut self, bytes: usize) {
+        self.stats.live += bytes;
+        self.stats.peak = self.stats.peak.max(self.stats.live);
+    }
+
+    pub fn returned(&mut self, bytes: usize) {
+        self.stats.live -= bytes;
+    }
+
+    /// All waiting blocks, with their sizes.
+    pub fn drain(&mut self) -> Vec<(usize, u64)> {
+        self.stats.cached = 0;
+        std::mem::take(&mut self.free)
+            .into_iter()
+            .flat_map(|(class, blocks)| blocks.into_iter().map(move |b| (class, b)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_cover_requests_with_little_slack() {
+        for bytes in (0..5000).chain([1 << 20, (1 << 20) + 1, 12_345_678]) {
+            let class = Pool::class(bytes);
+            assert!(class >= bytes && class.is_multiple_of(512) && class <= bytes + (bytes / 4).max(1024));
+            assert_eq!(Pool::class(class), class);
+        }
+    }
+
+    #[test]
+    fn a_block_that_waits_is_given_out_again() {
+        let mut pool = Pool::default();
+        pool.put(1024, 7);
+        assert_eq!((pool.take(512), pool.take(1024), pool.take(1024)), (None, Some(7), None));
+        assert_eq!(pool.stats.cached, 0);
+    }
+}
