@@ -7,6 +7,7 @@
 mod checkpoint;
 mod gradcheck;
 mod gradients;
+mod kept;
 mod param;
 mod profile;
 mod tape;
@@ -15,6 +16,7 @@ mod var;
 pub use checkpoint::checkpoint;
 pub use gradcheck::{GradCheck, Report, Worst, gradcheck};
 pub use gradients::Gradients;
+pub use kept::{Kept, Recipe};
 pub use param::{Param, ParamId};
 pub use profile::{Cost, Profile};
 pub use tape::{Backward, NodeSummary, Tape, no_grad};

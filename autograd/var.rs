@@ -1,10 +1,10 @@
 //! [`Var`]: a tensor with, perhaps, a place on a tape.
 
 use std::fmt;
-use std::rc::Rc;
 
 use kumiki_tensor::{DType, Tensor};
 
+use crate::kept::Recipe;
 use crate::tape::{Backward, Tape, grad_enabled};
 
 /// A tensor on a tape, or a constant. Operators take and return these; cloning is cheap.
@@ -12,18 +12,18 @@ use crate::tape::{Backward, Tape, grad_enabled};
 pub struct Var {
     value: Tensor,
     place: Option<(Tape, usize)>,
-    factors: Option<Rc<[Tensor; 2]>>,
+    recipe: Option<Recipe>,
     narrow: bool,
 }
 
 impl Var {
     /// A value that no gradient flows into.
     pub fn constant(value: Tensor) -> Var {
-        Var { value, place: None, factors: None, narrow: false }
+        Var { value, place: None, recipe: None, narrow: false }
     }
 
     pub(crate) fn on_tape(value: Tensor, tape: Tape, node: usize) -> Var {
-        Var { value, place: Some((tape, node)), factors: None, narrow: false }
+        Var { value, place: Some((tape, node)), recipe: None, narrow: false }
     }
 
     /// The result of an operator: `output`, computed from `inputs`, with the operator's backward. When no input is on
@@ -49,22 +49,16 @@ impl Var {
         &self.value
     }
 
-    /// Notes that the value is the elementwise product of two tensors of its shape, which the operator that made it keeps
-    /// anyway: whoever would have to save the value can save these, at no cost, and multiply again.
-    ///
-    /// # Panics
-    /// When a factor has another shape.
-    #[track_caller]
-    pub fn with_factors(self, a: Tensor, b: Tensor) -> Var {
-        for factor in [&a, &b] {
-            assert!(factor.shape() == self.shape(), "a factor of {:?} has shape {:?}", self.shape(), factor.shape());
-        }
-        Var { factors: Some(Rc::new([a, b])), ..self }
+    /// Notes how the value is computed again from what the operator that made it keeps. A constant, of which nothing is
+    /// kept, stays without.
+    pub fn with_recipe(self, recipe: impl FnOnce() -> Recipe) -> Var {
+        let recipe = self.requires_grad().then(recipe);
+        Var { recipe, ..self }
     }
 
-    /// The factors of the value, where they are kept in its place.
-    pub fn factors(&self) -> Option<&[Tensor; 2]> {
-        self.factors.as_deref()
+    /// How the value is computed again, where that is known.
+    pub fn recipe(&self) -> Option<&Recipe> {
+        self.recipe.as_ref()
     }
 
     /// The same, marked as [`Var::is_narrow`] says.

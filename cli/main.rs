@@ -124,7 +124,7 @@ enum Command {
 
 fn run(cli: Cli) -> Result<()> {
     if cli.device == Device::Cuda {
-        gpu::availability().map_err(Error::new)?;
+        gpu::availability().map_err(|error| Error::new(error.to_string()))?;
     }
     // Asked for before anything runs: in the middle of it a wrong value could only be a panic.
     threads::configured_threads().map_err(Error::new)?;

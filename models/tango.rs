@@ -12,8 +12,8 @@
 //! The block is tied: one set of parameters, applied L times; `tied: false` gives every application its own.
 //!
 //! Saved per application and token, in numbers: h and x with their norm `2D + 1`, rotated q and k `2HK`, the gate before
-//! and after SiLU, ḡ and v `4E`, a sum of weights per head `H`; WANGO also q and k as they were and their features,
-//! `2H(K + M)`. The product ḡ ⊙ v is not kept.
+//! SiLU, ḡ and v `3E`, a sum of weights per head `H`; WANGO also the gate after SiLU, `E`, and q and k as they were and their
+//! features, `2H(K + M)`. The product ḡ ⊙ v is not kept.
 //! Source: TANGO and WANGO, cross-token gated residual (2026).
 
 use kumiki_autograd::{Param, Tape, Var};

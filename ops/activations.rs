@@ -16,9 +16,9 @@
 //! `0 · ∞` at any x, infinities included. Softplus adds `ln(1 + e^-|βx|)` to `max(βx, 0)`: exact for large x without a
 //! threshold, and relatively exact for very negative x.
 
-use kumiki_autograd::Var;
+use kumiki_autograd::{Recipe, Var};
 
-use crate::elementwise::{Save, unary};
+use crate::elementwise::{Save, map, unary};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Binary, Lanes, Real, Unary};
 use crate::unary::{constant, sigmoid_slope};
@@ -32,13 +32,14 @@ pub fn sigmoid(x: &Var) -> Var {
     unary("sigmoid", x, Sigmoid, Save::Input)
 }
 
-/// `x / (1 + e^-x)`, any shape.
+/// `x / (1 + e^-x)`, any shape. Whoever needs the result in the backward may keep `x`, and [compute it again](Recipe).
 ///
 /// # Panics
 /// When `x` is not of a float dtype.
 #[track_caller]
 pub fn silu(x: &Var) -> Var {
-    unary("silu", x, Silu, Save::Input)
+    let y = unary("silu", x, Silu, Save::Input);
+    y.with_recipe(|| Recipe::new([x.value().clone()], x.shape(), |x| map(&Silu, &x[0])))
 }
 
 /// The Gaussian error linear unit in its tanh form, any shape.

@@ -181,7 +181,7 @@ impl Backward for AttentionBackward {
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         fn gradients<E: Number>(saved: AttentionBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
-            let Arrived { dout, delta, .. } = arrive::<E>(dout, None, &out, false);
+            let Arrived { dout, delta, .. } = arrive::<E>(dout, None, out, false);
             let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
             let up = Upstream { dout: Values::new(&dout), lse, delta };
             let needs = [needs[0], needs[1], needs[2]];

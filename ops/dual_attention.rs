@@ -287,7 +287,7 @@ impl DualAttentionBackward {
     }
 
     fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let (out, lse) = (self.out.as_ref().expect("kept"), self.lse.as_ref().expect("of a softmax"));
+        let (out, lse) = (self.out.clone().expect("kept"), self.lse.as_ref().expect("of a softmax"));
         let Arrived { dout, delta, .. } = arrive::<E>(dout, None, out, false);
         let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
         let up = Upstream { dout: Values::new(&dout), lse, delta };

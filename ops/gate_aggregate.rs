@@ -13,13 +13,13 @@
 //! for `dḡ = dout ⊙ v`, and `dv = dout ⊙ ḡ`. Then `dtau = Σ_i dq̃_i·q̂_i` and, with `r = 1 / sqrt(Σ x² + 1e-12)` and
 //! `dx̂` = `tau dq̃` or `dk̂`: `dx = r (dx̂ - x̂ (x̂·dx̂))`.
 //!
-//! Saved: `q`, `k`, `g`, `tau`, the output `gate` ḡ (for `dv` and for `delta = dḡ·ḡ`) and `lse` `[B, H, T_q]`; in
-//! `gate_aggregate_mul` also `v`, but not the product, nor need a `linear` after it ([`Var::factors`]). Normalised `q`, `k` are computed again. No `T×T` array exists.
+//! Saved: `q`, `k`, `g` (or what it [can be computed from again](kumiki_autograd::Recipe)), `tau`, the output `gate` ḡ (for `dv` and for `delta = dḡ·ḡ`) and `lse` `[B, H, T_q]`; in
+//! `gate_aggregate_mul` also `v`, but not the product, nor need a `linear` after it. Normalised `q`, `k` are computed again. No `T×T` array exists.
 //! Cost: `2 (K+G)` operations per visible pair forward, `6K + 4G` backward. A rotation of `q` and `k` keeps their
 //! norms, so RoPE may as well be applied before.
 //! Source: TANGO, "cross-token gated residual" (2026).
 
-use kumiki_autograd::{Backward, Var};
+use kumiki_autograd::{Backward, Kept, Var};
 use kumiki_tensor::{DType, Tensor};
 
 use crate::attention_tiles::{
@@ -95,7 +95,7 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
     };
     let factors = out.clone().filter(|_| keep).zip(factor.clone());
     let y = Var::from_op(y, &inputs, || {
-        let [q, k, g] = operands;
+        let ([q, k, _], g) = (operands, Kept::of(g));
         let out = out.expect("kept when gradients are required");
         let lse = lse.expect("of a softmax");
         GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse, narrow }
@@ -151,7 +151,7 @@ struct GateAggregateBackward {
     name: &'static str,
     q: Tensor,
     k: Tensor,
-    g: Tensor,
+    g: Kept,
     tau: Tensor,
     v: Option<Tensor>,
     gate: Tensor,
@@ -164,7 +164,9 @@ impl Backward for GateAggregateBackward {
         self.name
     }
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut saved = vec![("q", &self.q), ("k", &self.k), ("g", &self.g), ("tau", &self.tau)];
+        let mut saved = vec![("q", &self.q), ("k", &self.k)];
+        saved.extend(self.g.tensors("g"));
+        saved.push(("tau", &self.tau));
         saved.extend(self.v.as_ref().map(|v| ("v", v)));
         saved.extend([("gate", &self.gate), ("lse", &self.lse)]);
         saved
@@ -181,8 +183,8 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: Tensor, needs: &[bool
     let GateAggregateBackward { q, k, g, tau, v, gate, lse, narrow, .. } = saved;
     let (shape, by_heads) = (dout.shape().to_vec(), dout.reshape(gate.shape()));
     drop(dout); // so that it is written over
-    let Arrived { dout, dgate, delta } = arrive::<E>(by_heads, v.as_ref(), &gate, v.is_some() && needs[4]);
-    let operands = [q, k, g];
+    let Arrived { dout, dgate, delta } = arrive::<E>(by_heads, v.as_ref(), gate, v.is_some() && needs[4]);
+    let operands = [q, k, Rows::<E>::prepare(&g.into_value())];
     let tau = tau.to_vec::<E>();
     let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
     let up = Upstream { dout: Values::new(&dout), lse, delta };

@@ -13,7 +13,7 @@
 //! `ds` as in any attention `dq`, `dk`. The second derivative jumps at `s = 0`, the first does not.
 //!
 //! Saved: `q`, `k`, `v` (operands of products that come again); in `gau_attention_mul` also `u` and the output `out` ō
-//! (for `du`), but not the product, nor need a `linear` after it ([`Var::factors`]). Scaled queries and weights are computed again. No `T×T` array exists: scores live in
+//! (for `du`), but not the product, nor need a `linear` after it ([`Recipe`](kumiki_autograd::Recipe)). Scaled queries and weights are computed again. No `T×T` array exists: scores live in
 //! tiles, see `attention_tiles`. Wide values are cut into blocks, see [`value_blocks`], each with weights of its own, so
 //! that tiles stay in cache and there is work for many cores.
 //! Cost: `2 (S n + E)` operations per visible pair forward with `n` blocks, `6 S n + 4 E` backward.
@@ -189,10 +189,10 @@ impl GauBackward {
         self.with_problem::<E, _>(|p| attention_tiles::forward(p, u.as_ref(), keep))
     }
 
-    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+    fn gradients<E: Number>(mut self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let by_blocks = by_blocks(&dout, self.k.dim(2));
         drop(dout); // so that it is written over
-        let (dout, du) = match (&self.u, &self.out) {
+        let (dout, du) = match (&self.u, self.out.take()) {
             (Some(u), Some(out)) => {
                 let Arrived { dout, dgate, .. } = arrive::<E>(by_blocks, Some(u), out, needs[3]);
                 (dout, dgate)

@@ -2,19 +2,17 @@
 //!
 //! Forward `y = x·Wᵀ`, the leading axes of `x` taken together as rows: one product. Backward `dx = dout·W` and
 //! `dweight = doutᵀ·x`, one product each. Saves `x` for the weight's gradient and the weight for that of `x`, each only
-//! where it is needed. Of an `x` that is a product whose factors another operator keeps, such as a gated average, those
-//! are saved and multiplied again: `x` itself is freed. Where an operand [is narrow](Var::is_narrow) the factors of all
+//! where it is needed. An `x` that can be computed again from what another operator keeps, such as a gated average from its
+//! factors, [is](kumiki_autograd::Recipe), and itself freed. Where an operand [is narrow](Var::is_narrow) the factors of all
 //! three products are rounded to BF16. Operands that are BF16 are saved as such and, unless products are narrow, computed
 //! with in F32. Cost: 2·N·D_in·D_out flops, twice in the backward.
 
-use kumiki_autograd::{Backward, Var};
+use kumiki_autograd::{Backward, Kept, Var};
 use kumiki_tensor::shape::Dims;
 use kumiki_tensor::{DType, Tensor};
 
-use crate::arithmetic::Mul;
 use crate::cast::is_stored_for;
 use crate::count::count;
-use crate::elementwise::zip;
 use crate::matmul::stored_matrices;
 use crate::registry::{BenchCase, OpCase};
 
@@ -61,10 +59,7 @@ fn project(x: &Var, weight: &Var, dtype: DType) -> Var {
     let narrow = x.is_narrow() || weight.is_narrow();
     let y = stored_matrices(&rows, &weight.value().transpose(0, 1), narrow, dtype).reshape(&shape);
     Var::from_op(y, &[x, weight], || LinearBackward {
-        x: weight.requires_grad().then(|| match x.factors() {
-            Some(factors) => Operand::Product(factors.each_ref().map(by_rows)),
-            None => Operand::Whole(rows),
-        }),
+        x: weight.requires_grad().then(|| Kept::of(x)),
         weight: x.requires_grad().then(|| weight.value().clone()),
         x_shape: Dims::new(x.shape()),
         dtypes: [x.dtype(), weight.dtype()],
@@ -78,13 +73,8 @@ fn by_rows(x: &Tensor) -> Tensor {
     x.reshape(&[leading.iter().product(), d])
 }
 
-enum Operand {
-    Whole(Tensor),
-    Product([Tensor; 2]),
-}
-
 struct LinearBackward {
-    x: Option<Operand>,
+    x: Option<Kept>,
     weight: Option<Tensor>,
     x_shape: Dims,
     /// Of x and of the weight.
@@ -97,24 +87,15 @@ impl Backward for LinearBackward {
         "linear"
     }
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
-        let x = match &self.x {
-            None => vec![],
-            Some(Operand::Whole(x)) => vec![("x", x)],
-            Some(Operand::Product([a, b])) => vec![("x, factor 1", a), ("x, factor 2", b)],
-        };
-        x.into_iter().chain(self.weight.iter().map(|w| ("weight", w))).collect()
+        let x = self.x.iter().flat_map(|x| x.tensors("x"));
+        x.chain(self.weight.iter().map(|w| ("weight", w))).collect()
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         let (dout, narrow, [x_dtype, weight_dtype]) = (by_rows(&dout), self.narrow, self.dtypes);
         // The other operand was saved where this one's gradient is needed.
         let dx = self.weight.map(|weight| stored_matrices(&dout, &weight, narrow, x_dtype).reshape(&self.x_shape));
-        let dweight = self.x.map(|x| {
-            let x = match x {
-                Operand::Whole(x) => x,
-                Operand::Product([a, b]) => zip(&Mul, a, &b),
-            };
-            stored_matrices(&dout.transpose(0, 1), &x, narrow, weight_dtype)
-        });
+        let dweight =
+            self.x.map(|x| stored_matrices(&dout.transpose(0, 1), &by_rows(&x.into_value()), narrow, weight_dtype));
         vec![dx, dweight]
     }
 }
@@ -144,9 +125,11 @@ pub(crate) fn bench() -> Vec<BenchCase> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arithmetic::Mul;
+    use crate::elementwise::zip;
     use crate::testing::{Chain, difference};
     use crate::{matmul, transpose};
-    use kumiki_autograd::{Param, Tape};
+    use kumiki_autograd::{Param, Recipe, Tape};
     use kumiki_tensor::{DType, Rng, threads};
     use proptest::prelude::*;
 
@@ -194,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_are_as_good_as_the_product() {
+    fn a_recipe_is_as_good_as_the_value() {
         let mut rng = Rng::new(9);
         let mut normal = |shape: &[usize]| rng.normal(DType::F64, shape, 0.0, 1.0);
         let (a, b, w, dout) = (normal(&[2, 5, 7]), normal(&[2, 5, 7]), normal(&[3, 7]), normal(&[2, 5, 3]));
@@ -203,7 +186,8 @@ mod tests {
             let (left, w) = (tape.leaf(a.clone()), tape.leaf(w.clone()));
             let mut x = crate::mul(&left, &Var::constant(b.clone()));
             if noted {
-                x = x.with_factors(a.clone(), b.clone());
+                let product = |x: &[Tensor]| zip(&Mul, x[0].clone(), &x[1]);
+                x = x.with_recipe(|| Recipe::new([a.clone(), b.clone()], &[2, 5, 7], product));
             }
             let y = linear(&x, &w);
             let saved = tape.summary().0.pop().unwrap().saved.len();

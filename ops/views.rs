@@ -17,7 +17,11 @@ use crate::registry::OpCase;
 /// When the numbers of elements differ.
 #[track_caller]
 pub fn reshape(x: &Var, shape: &[usize]) -> Var {
-    view("reshape", x, x.value().reshape(shape), Adjoint::Reshape(Dims::new(x.shape())))
+    let y = view("reshape", x, x.value().reshape(shape), Adjoint::Reshape(Dims::new(x.shape())));
+    match x.recipe() {
+        Some(recipe) => y.with_recipe(|| recipe.reshape(shape)),
+        None => y,
+    }
 }
 
 /// `x` with axes `a` and `b` swapped; a view.

@@ -231,7 +231,8 @@ pub fn saved_numbers(architecture: &Architecture, layer: usize) -> u64 {
     let numbers = match architecture {
         Architecture::Tango(c) => {
             let features = c.window.map_or(0, |w| c.head_dim + w.feature_map.width(c.head_dim));
-            2 * c.d_model + 1 + 2 * c.heads * (c.head_dim + features) + 4 * c.gate_width + c.heads
+            let wide = if c.window.is_some() { 4 } else { 3 };
+            2 * c.d_model + 1 + 2 * c.heads * (c.head_dim + features) + wide * c.gate_width + c.heads
         }
         Architecture::Transformer(c) => 8 * c.d_model + 2 + c.heads + 3 * c.d_ff,
         Architecture::Decoder(c) => 8 * c.d_model + 2 + c.heads + 2 * c.d_ff,

@@ -19,37 +19,28 @@ pub(crate) struct Arrived {
 }
 
 /// Of an attention with this `out` `[B, T_q, H, G]`, which was multiplied with `gate` if there is one. `dout`, of the same
-/// shape, is then written over if nobody else holds it.
-pub(crate) fn arrive<E: Number>(dout: Tensor, gate: Option<&Tensor>, out: &Tensor, need_gate: bool) -> Arrived {
+/// shape, and `out` are then written over, each if nobody else holds it.
+pub(crate) fn arrive<E: Number>(dout: Tensor, gate: Option<&Tensor>, out: Tensor, need_gate: bool) -> Arrived {
     let mut delta = Tensor::empty(E::DTYPE, &out.shape()[..3]);
     let to = delta.as_mut_slice::<E>();
     let of_half = |[sum]: [f32; 1]| Real::from_f64(f64::from(sum));
     let Some(gate) = gate else {
         let dout = Rows::<E>::prepare(&dout);
         match dout.dtype() {
-            DType::BF16 => products::<bf16, E>(to, [&dout, out], |x| of_half(pass_stored(&Dot, x, []))),
-            _ => products::<E, E>(to, [&dout, out], |[x, y]| simd::dot(x, y)),
+            DType::BF16 => products::<bf16, E>(to, [&dout, &out], |x| of_half(pass_stored(&Dot, x, []))),
+            _ => products::<E, E>(to, [&dout, &out], |[x, y]| simd::dot(x, y)),
         }
         return Arrived { dout, dgate: None, delta };
     };
-    let mut dout = writable(dout);
-    let mut dgate = need_gate.then(|| Tensor::empty(gate.dtype(), out.shape()));
-    let grads = (&mut dout, dgate.as_mut());
-    match grads.0.dtype() {
-        DType::BF16 => gated::<bf16, E>(to, grads, [gate, out], |x, dout, dgate| {
-            of_half(match dgate {
-                Some(dgate) => pass_stored(&Both, x, [dout, dgate]),
-                None => pass_stored(&One, x, [dout]),
-            })
-        }),
-        _ => gated::<E, E>(to, grads, [gate, out], |x, dout, dgate| {
-            Real::from_f64(match dgate {
-                Some(dgate) => E::dispatch(RowOfBoth { x, to: [dout, dgate] }),
-                None => E::dispatch(RowOfOne { x, to: dout }),
-            })
-        }),
+    let (mut dout, mut out) = (writable(dout), writable(out));
+    match dout.dtype() {
+        DType::BF16 => {
+            gated::<bf16, E>(to, [&mut dout, &mut out], gate, |gate, to| of_half(pass_stored(&Both, gate, to)))
+        }
+        _ => gated::<E, E>(to, [&mut dout, &mut out], gate, |x, to| Real::from_f64(E::dispatch(RowOfBoth { x, to }))),
     }
-    Arrived { dout, dgate, delta }
+    // Where it is not needed it has cost one write, to lines that were read anyway.
+    Arrived { dout, dgate: need_gate.then_some(out), delta }
 }
 
 /// `f` of each row of two tensors `[B, T, H, G]`.
@@ -63,30 +54,28 @@ fn products<S: Element, E: Number>(to: &mut [E], x: [&Tensor; 2], f: impl Fn([&[
     });
 }
 
-/// `f` of each row of two tensors `[B, T, H, G]`, and of gradients that it rewrites.
+/// `f` of each row of the gate `[B, T, H, G]`, and of two tensors that it rewrites.
 fn gated<S: Element, E: Number>(
     to: &mut [E],
-    (dout, dgate): (&mut Tensor, Option<&mut Tensor>),
-    x: [&Tensor; 2],
-    f: impl Fn([&[S]; 2], &mut [S], Option<&mut [S]>) -> E + Sync,
+    rewritten: [&mut Tensor; 2],
+    gate: &Tensor,
+    f: impl Fn([&[S]; 1], [&mut [S]; 2]) -> E + Sync,
 ) {
-    let [_, time, heads, width] = *x[1].shape() else { unreachable!("of four axes") };
-    let x = x.map(Rows::<S>::new);
-    let (dout, dgate) =
-        (SharedRows::new(dout.as_mut_slice::<S>()), dgate.map(|t| SharedRows::new(t.as_mut_slice::<S>())));
+    let [_, time, heads, width] = *gate.shape() else { unreachable!("of four axes") };
+    let gate = Rows::<S>::new(gate);
+    let [dout, out] = rewritten.map(|x| SharedRows::new(x.as_mut_slice::<S>()));
     threads::parallel_chunks_mut(to, heads.max(1), 4 * heads * width, |token, to| {
         for (head, to) in to.iter_mut().enumerate() {
             let row = token * heads + head;
             // SAFETY: the task of this token alone asks for its rows.
-            let (dout, dgate) =
-                unsafe { (dout.row_mut(row, width), dgate.as_ref().map(|dgate| dgate.row_mut(row, width))) };
-            *to = f(x.map(|x| x.row(token / time, token % time, head)), dout, dgate);
+            let rows = unsafe { [dout.row_mut(row, width), out.row_mut(row, width)] };
+            *to = f([gate.row(token / time, token % time, head)], rows);
         }
     });
 }
 
 struct RowOfBoth<'a, E> {
-    x: [&'a [E]; 2],
+    x: [&'a [E]; 1],
     to: [&'a mut [E]; 2],
 }
 
@@ -95,46 +84,20 @@ impl<E: Real> Kernel<E> for RowOfBoth<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes<Elem = E>>(self) -> f64 {
-        let [sum] = pass::<L, _, 2, 2, 1>(&Both, self.x, self.to);
+        let [sum] = pass::<L, _, 1, 2, 1>(&Both, self.x, self.to);
         sum
     }
 }
 
-struct RowOfOne<'a, E> {
-    x: [&'a [E]; 2],
-    to: &'a mut [E],
-}
-
-impl<E: Real> Kernel<E> for RowOfOne<'_, E> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run<L: Lanes<Elem = E>>(self) -> f64 {
-        let [sum] = pass::<L, _, 2, 1, 1>(&One, self.x, [self.to]);
-        sum
-    }
-}
-
-/// Of the gate and the output, over `dout` the gradient of the output, and that of the gate; and the sum of the former times
-/// the output.
+/// Of the gate: over `dout` the gradient of the output, over the output that of the gate; and the sum of the former times the
+/// output.
 struct Both;
-impl<E: Real> Formula<E, 2, 2, 1> for Both {
+impl<E: Real> Formula<E, 1, 2, 1> for Both {
     #[inline(always)]
-    fn step<L: Lanes<Elem = E>>(&self, [gate, out]: [L; 2], [dout, _]: [L; 2], [sum]: &mut [L; 1]) -> [L; 2] {
+    fn step<L: Lanes<Elem = E>>(&self, [gate]: [L; 1], [dout, out]: [L; 2], [sum]: &mut [L; 1]) -> [L; 2] {
         let arrived = dout * gate;
         *sum = arrived.mul_add(out, *sum);
         [arrived, dout * out]
-    }
-}
-
-/// As [`Both`], without the gradient of the gate.
-struct One;
-impl<E: Real> Formula<E, 2, 1, 1> for One {
-    #[inline(always)]
-    fn step<L: Lanes<Elem = E>>(&self, [gate, out]: [L; 2], [dout]: [L; 1], [sum]: &mut [L; 1]) -> [L; 1] {
-        let arrived = dout * gate;
-        *sum = arrived.mul_add(out, *sum);
-        [arrived]
     }
 }
 

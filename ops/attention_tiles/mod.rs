@@ -31,10 +31,13 @@ mod values;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use kumiki_autograd::Var;
+use kumiki_autograd::{Recipe, Var};
+use kumiki_tensor::shape::Dims;
 use kumiki_tensor::{Element, Tensor};
 
+use crate::arithmetic::Mul;
 use crate::dual_attention::BlockStarts;
+use crate::elementwise::zip;
 use crate::simd::{Kernel, Lanes, Real};
 
 pub(crate) use arrived::{Arrived, arrive};
@@ -415,15 +418,11 @@ impl<E: Number> Kernel<E> for TransposeRows<'_, E> {
     }
 }
 
-/// The product `y` with the factors that are saved, in its shape; as it is when nothing is saved or there is one only.
+/// The product `y` with its factors, which are saved; as it is when nothing is saved or there is one only.
 pub(crate) fn with_kept_factors(y: Var, factors: Option<(Tensor, Tensor)>) -> Var {
-    match factors {
-        Some((a, b)) => {
-            let [a, b] = [a, b].map(|x| x.reshape(y.shape()));
-            y.with_factors(a, b)
-        }
-        None => y,
-    }
+    let Some((a, b)) = factors else { return y };
+    let shape = Dims::new(y.shape());
+    y.with_recipe(|| Recipe::new([a, b], &shape, |x| zip(&Mul, x[0].clone(), &x[1])))
 }
 
 /// The working memory of a task: one recycled buffer, cut into parts that begin on a cache line.

@@ -20,7 +20,7 @@
 //! `Z` is summed again from the left, `Y` from the right; neither is stored per chunk. One task holds a chunk of keys.
 //!
 //! Saved: the operands, in `mixed_chunk_attention_mul` with `u` and the output `out` ō (for `du`), but not the product,
-//! nor need a `linear` after it ([`Var::factors`]).
+//! nor need a `linear` after it ([`Recipe`](kumiki_autograd::Recipe)).
 //! Wide values are cut into blocks as in `gau_attention`, one task per block and batch entry.
 //! Source: FLASH, arXiv 2202.10447; the divisors are ours.
 
@@ -206,10 +206,10 @@ impl MixedChunkBackward {
         self.with_problem::<E, _>(|p| forward::forward(p, u.as_ref(), keep))
     }
 
-    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+    fn gradients<E: Number>(mut self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (shape, by_blocks) = (dout.shape().to_vec(), by_blocks(&dout, self.operands[0].dim(2)));
         drop(dout); // so that it is written over
-        let (dout, du) = match (&self.u, &self.out) {
+        let (dout, du) = match (&self.u, self.out.take()) {
             (Some(u), Some(out)) => {
                 let Arrived { dout, dgate, .. } = arrive::<E>(by_blocks, Some(u), out, needs[5]);
                 (dout, Some(dgate))

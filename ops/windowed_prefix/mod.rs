@@ -23,7 +23,7 @@
 //! `S` is summed again from the left, `R = Σ_i φ(q)_i ⊗ d_i` from the right; neither is stored per token or per chunk.
 //!
 //! Saved: the operands (whose products come again), the output `gate` ḡ (for `dv` and `dḡ·ḡ`) and `den` `[B, H, T]`; in
-//! `windowed_prefix_mul` also `v`, but not the product, nor need a `linear` after it ([`Var::factors`]).
+//! `windowed_prefix_mul` also `v`, but not the product, nor need a `linear` after it ([`Recipe`](kumiki_autograd::Recipe)).
 //! Normalised `q`, `k` are computed again. In f32 heads with `tau` above 30 would lose small weights: such calls are
 //! computed in f64. A query all of whose weights underflow gives 0.
 //! Source: WANGO, "cross-token gated residual" (2026).
@@ -229,8 +229,8 @@ impl WindowedPrefixBackward {
         gated
     }
 
-    fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        let (gate, den) = (self.gate.as_ref().expect("kept"), self.den.as_ref().expect("kept"));
+    fn gradients<E: Number>(mut self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let (gate, den) = (self.gate.take().expect("kept"), self.den.as_ref().expect("kept"));
         let (shape, by_heads) = (dout.shape().to_vec(), dout.reshape(gate.shape()));
         drop(dout); // so that it is written over
         let need_v = self.v.is_some() && needs[6];
