@@ -23,7 +23,11 @@ struct Inner {
     modules: Mutex<HashMap<usize, Arc<dyn Module>>>,
 }
 
-static OPEN: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
+/// Devices by index.
+type Open = LazyLock<Mutex<HashMap<usize, Device>>>;
+static OPEN: Open = LazyLock::new(Mutex::default);
+#[cfg(feature = "emulator")]
+static EMULATED: Open = LazyLock::new(Mutex::default);
 
 /// Whether device 0 can be used.
 ///
@@ -50,9 +54,25 @@ impl Device {
     ///
     /// # Errors
     /// When there is no driver, or none that fits, or no such device.
-    #[expect(clippy::missing_panics_doc, reason = "the lock is poisoned only by a panic inside a driver")]
     pub fn open(index: usize) -> Result<Device, Error> {
-        let mut open = OPEN.lock().expect("lock of the devices");
+        Device::known(&OPEN, index, backend)
+    }
+
+    /// An emulated device: see the module `emulator`. Not the same as one that [`Device::open`] emulates.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    #[cfg(feature = "emulator")]
+    pub fn emulated(index: usize) -> Result<Device, Error> {
+        Device::known(&EMULATED, index, crate::emulator::open)
+    }
+
+    fn known(
+        open: &Open,
+        index: usize,
+        backend: impl FnOnce(usize) -> Result<Box<dyn Backend>, Error>,
+    ) -> Result<Device, Error> {
+        let mut open = open.lock().expect("lock of the devices");
         if let Some(device) = open.get(&index) {
             return Ok(device.clone());
         }

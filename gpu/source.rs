@@ -2,6 +2,10 @@
 
 use crate::buffer::Buffer;
 
+/// `common.cuh`, which every source includes.
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+pub(crate) const COMMON: &str = include_str!("common.cuh");
+
 /// A `.cu` file, compiled as a whole when one of its kernels is first launched on a device. `common.cuh` is found by its
 /// name.
 #[derive(Debug)]
