@@ -51,17 +51,18 @@ impl Buffer {
         if from.is_empty() { Ok(()) } else { self.device.backend().upload(from, self.address) }
     }
 
-    /// Copies the first bytes to `to`, when everything asked for so far has been done.
+    /// Copies the bytes from `offset` on to `to`, when everything asked for so far has been done.
     ///
     /// # Errors
     /// When the device fails, be it in work asked for before.
     ///
     /// # Panics
-    /// When `to` is longer.
+    /// When there are not so many.
     #[track_caller]
-    pub fn download(&self, to: &mut [u8]) -> Result<(), Error> {
-        assert!(to.len() <= self.len, "{} bytes from a buffer of {}", to.len(), self.len);
-        if to.is_empty() { Ok(()) } else { self.device.backend().download(self.address, to) }
+    pub fn download(&self, offset: usize, to: &mut [u8]) -> Result<(), Error> {
+        let fits = offset.checked_add(to.len()).is_some_and(|end| end <= self.len);
+        assert!(fits, "{} bytes from byte {offset} of a buffer of {}", to.len(), self.len);
+        if to.is_empty() { Ok(()) } else { self.device.backend().download(self.address(offset), to) }
     }
 
     /// Copies the first `bytes` of a buffer of the same device.

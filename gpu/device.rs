@@ -67,6 +67,15 @@ impl Device {
         Device::known(&EMULATED, index, crate::emulator::open)
     }
 
+    /// The devices that tests run on: an emulated one in builds with the feature `emulator`, and a card if there is one.
+    pub fn for_tests() -> Vec<Device> {
+        #[cfg(feature = "emulator")]
+        let emulated = Device::emulated(0).ok();
+        #[cfg(not(feature = "emulator"))]
+        let emulated = None;
+        emulated.into_iter().chain(Device::open(0)).collect()
+    }
+
     fn known(
         open: &Open,
         index: usize,

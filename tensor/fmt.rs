@@ -36,12 +36,16 @@ fn write_axis(t: &Tensor, f: &mut fmt::Formatter, depth: usize) -> fmt::Result {
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         writeln!(f, "Tensor {:?} {}", self.shape(), self.dtype())?;
-        write_axis(self, f, 0)
+        write_axis(&self.on_host(), f, 0)
     }
 }
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        if self.cuda().is_some() {
+            // Reading them would wait for the device.
+            return write!(f, "Tensor({:?}, {}, on {})", self.shape(), self.dtype(), self.device());
+        }
         write!(f, "Tensor({:?}, {}, [", self.shape(), self.dtype())?;
         for (i, offset) in Offsets::new(self.shape(), self.strides(), self.offset()).take(2 * EDGE).enumerate() {
             let x = dispatch!(self.dtype(), E => crate::Element::to_f64(self.storage_slice::<E>()[offset]));

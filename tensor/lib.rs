@@ -5,6 +5,9 @@
 
 #[macro_use]
 mod dtype;
+#[macro_use]
+pub mod cuda;
+mod device;
 mod error;
 pub mod files;
 mod fmt;
@@ -20,6 +23,7 @@ mod tensor;
 pub mod threads;
 mod views;
 
+pub use device::Device;
 pub use dtype::{DType, Element, bf16, round_to_bf16, widen_bf16};
 pub use error::{Error, Result};
 pub use huge_pages::prefer_huge_pages;

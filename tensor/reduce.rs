@@ -1,5 +1,6 @@
 //! What accumulation of gradients needs: adding in place, scaling, and summing broadcast axes away.
 
+use crate::cuda;
 use crate::dtype::{DType, Element, bf16, round_to_bf16, widen_bf16};
 use crate::tensor::Tensor;
 use crate::threads;
@@ -27,6 +28,10 @@ impl Tensor {
         );
         const CHUNK: usize = 16 * 1024;
         let other = other.contiguous();
+        if let Some(device) = other.cuda() {
+            self.own();
+            return cuda::add_assign(device, self, &other);
+        }
         if self.dtype() == DType::BF16 {
             let x = other.as_slice::<bf16>();
             return threads::parallel_chunks_mut(self.make_mut::<bf16>(), CHUNK, CHUNK, |i, piece| {
@@ -46,6 +51,11 @@ impl Tensor {
 
     /// `self *= factor`, elementwise.
     pub fn scale(&mut self, factor: f64) {
+        if self.cuda().is_some() {
+            self.own();
+            let device = self.cuda().expect("as before").clone();
+            return cuda::scale(&device, self, factor);
+        }
         dispatch!(self.dtype(), E => {
             threads::parallel_chunks_mut(self.make_mut::<E>(), SCALED, SCALED, |_, part| {
                 part.iter_mut().for_each(|x| *x = E::from_f64(x.to_f64() * factor));
@@ -74,6 +84,11 @@ impl Tensor {
         let rows: usize = summed.iter().map(|&axis| self.shape()[axis]).product();
         let columns: usize = kept.iter().map(|&axis| self.shape()[axis]).product();
         let source = self.permute(&order).contiguous(); // [rows, columns]
+        if let Some(device) = self.cuda() {
+            let mut out = self.new_empty(self.dtype(), shape);
+            cuda::sum_rows(device, &source, [rows, columns], &mut out);
+            return out;
+        }
         let mut out = Tensor::empty(self.dtype(), shape);
         dispatch!(self.dtype(), E => {
             let x = source.as_slice::<E>();

@@ -9,6 +9,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex};
 
+use kumiki_gpu as gpu;
+
+use crate::device::Device;
 use crate::dtype::Element;
 use crate::huge_pages::prefer_huge_pages;
 
@@ -157,6 +160,66 @@ impl Buffer {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+}
+
+#[track_caller]
+fn no_kernel(buffer: &gpu::Buffer) -> ! {
+    panic!("an operation without a CUDA kernel met a tensor on {}", buffer.device())
+}
+
+/// What tensors share: memory of the host, or of a device.
+pub(crate) enum Storage {
+    Host(Buffer),
+    Cuda(gpu::Buffer),
+}
+
+impl Storage {
+    /// The host's memory.
+    #[track_caller]
+    fn host(&self) -> &Buffer {
+        match self {
+            Storage::Host(buffer) => buffer,
+            Storage::Cuda(buffer) => no_kernel(buffer),
+        }
+    }
+
+    #[track_caller]
+    pub fn as_slice<E: Element>(&self, count: usize) -> &[E] {
+        self.host().as_slice(count)
+    }
+
+    #[track_caller]
+    pub fn as_mut_slice<E: Element>(&mut self, count: usize) -> &mut [E] {
+        match self {
+            Storage::Host(buffer) => buffer.as_mut_slice(count),
+            Storage::Cuda(buffer) => no_kernel(buffer),
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Storage::Host(buffer) => buffer.len(),
+            Storage::Cuda(buffer) => buffer.len(),
+        }
+    }
+
+    pub fn on_cuda(&self) -> Option<&gpu::Buffer> {
+        match self {
+            Storage::Host(_) => None,
+            Storage::Cuda(buffer) => Some(buffer),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        self.on_cuda().map_or(Device::Cpu, |buffer| Device::Cuda(buffer.device().clone()))
+    }
+}
+
+impl From<gpu::Buffer> for Storage {
+    fn from(buffer: gpu::Buffer) -> Storage {
+        Storage::Cuda(buffer)
     }
 }
 

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use kumiki_gpu as gpu;
+
+use crate::cuda;
+use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::shape::{Dims, Offsets, contiguous_strides, element_count};
-use crate::storage::Buffer;
+use crate::storage::{Buffer, Storage};
 use crate::threads;
 
 /// An n-dimensional array: a view (shape, strides, offset) of storage that several tensors may share.
@@ -13,7 +17,7 @@ use crate::threads;
 /// ([`Tensor::make_mut`]), so that a tensor never changes under another that shares its storage.
 #[derive(Clone)]
 pub struct Tensor {
-    pub(crate) storage: Arc<Buffer>,
+    pub(crate) storage: Arc<Storage>,
     pub(crate) dtype: DType,
     pub(crate) shape: Dims,
     pub(crate) strides: Dims,
@@ -28,12 +32,79 @@ impl Tensor {
     #[track_caller]
     pub fn empty(dtype: DType, shape: &[usize]) -> Tensor {
         Tensor {
-            storage: Arc::new(Buffer::new(element_count(shape) * dtype.size())),
+            storage: Arc::new(Storage::Host(Buffer::new(element_count(shape) * dtype.size()))),
             dtype,
             shape: Dims::new(shape),
             strides: contiguous_strides(shape),
             offset: 0,
         }
+    }
+
+    /// As [`Tensor::empty`], on a device.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty`], and when the device has not enough memory.
+    #[track_caller]
+    pub fn empty_on(device: &Device, dtype: DType, shape: &[usize]) -> Tensor {
+        match device {
+            Device::Cpu => Tensor::empty(dtype, shape),
+            Device::Cuda(device) => Tensor::empty_on_cuda(device, dtype, shape),
+        }
+    }
+
+    #[track_caller]
+    fn empty_on_cuda(device: &gpu::Device, dtype: DType, shape: &[usize]) -> Tensor {
+        let buffer = device.allocate(element_count(shape) * dtype.size()).unwrap_or_else(|error| panic!("{error}"));
+        let (shape, strides) = (Dims::new(shape), contiguous_strides(shape));
+        Tensor { storage: Arc::new(buffer.into()), dtype, shape, strides, offset: 0 }
+    }
+
+    /// As [`Tensor::empty`], on the device of this tensor.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty_on`].
+    #[track_caller]
+    pub fn new_empty(&self, dtype: DType, shape: &[usize]) -> Tensor {
+        match self.cuda() {
+            None => Tensor::empty(dtype, shape),
+            Some(device) => Tensor::empty_on_cuda(device, dtype, shape),
+        }
+    }
+
+    /// As [`Tensor::full`], on the device of this tensor.
+    ///
+    /// # Panics
+    /// As [`Tensor::empty_on`].
+    #[track_caller]
+    pub fn new_full(&self, dtype: DType, shape: &[usize], value: f64) -> Tensor {
+        let Some(device) = self.cuda() else { return Tensor::full(dtype, shape, value) };
+        let mut out = Tensor::empty_on_cuda(device, dtype, shape);
+        cuda::fill(device, &mut out, value);
+        out
+    }
+
+    /// This shape and dtype, contiguous, on other storage.
+    pub(crate) fn in_storage(&self, storage: Storage) -> Tensor {
+        Tensor { storage: Arc::new(storage), strides: contiguous_strides(&self.shape), offset: 0, ..self.clone() }
+    }
+
+    /// The bytes of the elements, which lie in row-major order on the host.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        debug_assert!(self.is_contiguous());
+        dispatch!(self.dtype, E => {
+            let elements = self.as_slice::<E>();
+            // SAFETY: numbers have no padding, and every byte is initialised.
+            unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) }
+        })
+    }
+
+    /// As [`Tensor::bytes`], to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        dispatch!(self.dtype, E => {
+            let elements = self.as_mut_slice::<E>();
+            // SAFETY: as in `bytes`; every pattern of bits is a number.
+            unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast::<u8>(), size_of_val(elements)) }
+        })
     }
 
     /// A tensor filled with `value`, rounded to `dtype`.
@@ -232,10 +303,15 @@ impl Tensor {
     /// When `E` is not the dtype.
     #[track_caller]
     pub fn make_mut<E: Element>(&mut self) -> &mut [E] {
+        self.own();
+        self.as_mut_slice()
+    }
+
+    /// Copies the elements when another tensor shares the storage or the view is not contiguous.
+    pub(crate) fn own(&mut self) {
         if !self.is_unique() || !self.is_contiguous() {
             *self = self.copy();
         }
-        self.as_mut_slice()
     }
 
     /// The elements in row-major order, as a vector.
@@ -245,12 +321,12 @@ impl Tensor {
     #[track_caller]
     pub fn to_vec<E: Element>(&self) -> Vec<E> {
         self.check_type::<E>();
-        self.contiguous().as_slice::<E>().to_vec()
+        self.on_host().contiguous().as_slice::<E>().to_vec()
     }
 
     /// The elements in row-major order, as f64, whatever the dtype.
     pub fn to_f64_vec(&self) -> Vec<f64> {
-        let rows = self.contiguous();
+        let rows = self.on_host().contiguous();
         dispatch!(self.dtype, E => rows.as_slice::<E>().iter().map(|x| x.to_f64()).collect())
     }
 
@@ -261,12 +337,13 @@ impl Tensor {
     #[track_caller]
     pub fn item(&self) -> f64 {
         assert!(self.len() == 1, "item: expected one element, found shape {:?}", self.shape);
-        dispatch!(self.dtype, E => self.storage_slice::<E>()[self.offset].to_f64())
+        let host = self.on_host();
+        dispatch!(self.dtype, E => host.storage_slice::<E>()[host.offset].to_f64())
     }
 
     /// Whether no element is NaN or infinite.
     pub fn all_finite(&self) -> bool {
-        let rows = self.contiguous();
+        let rows = self.on_host().contiguous();
         dispatch!(self.dtype, E => rows.as_slice::<E>().iter().all(|x| x.to_f64().is_finite()))
     }
 
@@ -277,6 +354,9 @@ impl Tensor {
 
     /// A contiguous copy in storage of its own.
     pub fn copy(&self) -> Tensor {
+        if let Some(device) = self.cuda() {
+            return cuda::cast(device, self, self.dtype);
+        }
         let mut out = Tensor::empty(self.dtype, &self.shape);
         dispatch!(self.dtype, E => self.map_into::<E, E>(out.as_mut_slice(), |x| x));
         out
@@ -287,6 +367,9 @@ impl Tensor {
     pub fn cast(&self, dtype: DType) -> Tensor {
         if dtype == self.dtype {
             return self.clone();
+        }
+        if let Some(device) = self.cuda() {
+            return cuda::cast(device, self, dtype);
         }
         let mut out = Tensor::empty(dtype, &self.shape);
         dispatch!(self.dtype, A => dispatch!(dtype, B => {

@@ -14,8 +14,8 @@
 
 #define KUMIKI_EMULATED 1
 
-#define __global__ [[maybe_unused]]
-#define __device__ [[maybe_unused]]
+#define __global__
+#define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)

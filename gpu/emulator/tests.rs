@@ -50,7 +50,7 @@ fn upload<T: Copy>(values: &[T]) -> Buffer {
 
 fn download<T: Copy + Default>(buffer: &Buffer, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * size_of::<T>()];
-    buffer.download(&mut bytes).unwrap();
+    buffer.download(0, &mut bytes).unwrap();
     // SAFETY: every pattern of bits is a number.
     bytes.chunks(size_of::<T>()).map(|bytes| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }).collect()
 }

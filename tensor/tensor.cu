@@ -1,0 +1,74 @@
+// The tensors' own operations: copies of views with conversion, filling, accumulating, sums of rows.
+#include "common.cuh"
+
+// Where element i of a view lies, in row-major order of its shape.
+struct View {
+    i64 shape[8], strides[8], rank;
+};
+__device__ __forceinline__ i64 position(const View &view, i64 i) {
+    i64 at = 0;
+    for (int axis = 7; axis >= 0; axis--) {
+        if (axis < view.rank) {
+            at += i % view.shape[axis] * view.strides[axis];
+            i /= view.shape[axis];
+        }
+    }
+    return at;
+}
+
+template <class From, class To> struct Convert {
+    static __device__ __forceinline__ To of(From x) { return narrow<To>(Sum<To>(widen(x))); }
+};
+template <class T> struct Convert<T, T> {
+    static __device__ __forceinline__ T of(T x) { return x; }
+};
+
+// y[i] = x at place i of the view.
+template <class From, class To> __global__ void copy(View view, const From *__restrict__ x, To *__restrict__ y, i64 count) {
+    GRID_STRIDE(i, count) y[i] = Convert<From, To>::of(x[position(view, i)]);
+}
+
+template <class T> struct Constant {
+    static __device__ __forceinline__ T of(double x) { return T(x); }
+};
+template <> struct Constant<bf16> {
+    static __device__ __forceinline__ bf16 of(double x) { return round_to_bf16(float(x)); }
+};
+
+template <class T> __global__ void fill(T *__restrict__ y, double value, i64 count) {
+    GRID_STRIDE(i, count) y[i] = Constant<T>::of(value);
+}
+
+template <class T> __global__ void add_assign(T *__restrict__ sum, const T *__restrict__ x, i64 count) {
+    GRID_STRIDE(i, count) sum[i] = narrow<T>(widen(sum[i]) + widen(x[i]));
+}
+
+template <class T> __global__ void scale(T *__restrict__ x, double factor, i64 count) {
+    GRID_STRIDE(i, count) x[i] = narrow<T>(widen(x[i]) * Sum<T>(factor));
+}
+
+// Partial sums of `step` rows each, of 32 columns a block of 32 x 8 threads: partial[blockIdx.y][column].
+template <class T>
+__global__ void sum_rows(const T *__restrict__ x, double *__restrict__ partial, i64 rows, i64 columns, i64 step) {
+    SHARED(double, sums, [8][32]);
+    i64 column = i64(blockIdx.x) * 32 + threadIdx.x;
+    i64 first = i64(blockIdx.y) * step, end = math::min(rows, first + step);
+    double sum = 0;
+    if (column < columns) {
+        for (i64 row = first + threadIdx.y; row < end; row += 8) sum += widen(x[row * columns + column]);
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && column < columns) {
+        for (int y = 1; y < 8; y++) sum += sums[y][threadIdx.x];
+        partial[i64(blockIdx.y) * columns + column] = sum;
+    }
+}
+
+template <class T> __global__ void sum_parts(const double *__restrict__ partial, T *__restrict__ y, i64 parts, i64 columns) {
+    GRID_STRIDE(column, columns) {
+        double sum = 0;
+        for (i64 part = 0; part < parts; part++) sum += partial[part * columns + column];
+        y[column] = narrow<T>(Sum<T>(sum));
+    }
+}
