@@ -325,7 +325,7 @@ impl Tape {
             "backward: the loss must have one element, found shape {:?}; for others give upstream gradients to `backward_from`",
             loss.shape()
         );
-        self.backward_from(&[(loss, Tensor::ones(loss.dtype(), loss.shape()))])
+        self.backward_from(&[(loss, loss.value().new_full(loss.dtype(), loss.shape(), 1.0))])
     }
 
     /// As [`Tape::backward`], from several outputs with their upstream gradients.

@@ -90,12 +90,29 @@ template <class T> __device__ __forceinline__ T infinity() { return T(__int_as_f
 template <class T> __device__ __forceinline__ T sigmoid(T x) { return T(1) / (T(1) + exp(-x)); }
 } // namespace math
 
+// --- Views ------------------------------------------------------------------------------------------------------------
+
+// Where element i of a view lies, in row-major order of its shape.
+struct View {
+    i64 shape[8], strides[8], rank;
+};
+__device__ __forceinline__ i64 position(const View &view, i64 i) {
+    i64 at = 0;
+    for (int axis = 7; axis >= 0; axis--) {
+        if (axis < view.rank) {
+            at += i % view.shape[axis] * view.strides[axis];
+            i /= view.shape[axis];
+        }
+    }
+    return at;
+}
+
 // --- Reductions, in an order that depends on nothing but the size of the block ------------------------------------------
 
-struct Add {
+struct Plus {
     template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
 };
-struct Max {
+struct Larger {
     template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return math::max(a, b); }
 };
 

@@ -270,6 +270,10 @@ impl Device {
     }
 }
 
+// A panic between two calls leaves nothing half done: what changes lies behind locks.
+impl std::panic::UnwindSafe for Device {}
+impl std::panic::RefUnwindSafe for Device {}
+
 impl PartialEq for Device {
     fn eq(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

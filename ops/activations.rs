@@ -17,7 +17,9 @@
 //! threshold, and relatively exact for very negative x.
 
 use kumiki_autograd::{Recipe, Var};
+use kumiki_tensor::cuda::Source;
 
+use crate::cuda::{OnCuda, formulas};
 use crate::elementwise::{Save, map, unary};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -89,6 +91,23 @@ fn bounded<L: Lanes>(x: L, bound: f64) -> L {
 const SILU_BOUND: f64 = 1e9;
 /// Here σ(2u) is exactly 0 or 1 in f64, and x³ far from overflow in f32.
 const GELU_BOUND: f64 = 100.0;
+
+formulas!(
+    "activations.cu",
+    [
+        "map" of "Sigmoid" "Silu" "Gelu" "Softplus" "Relu" "ReluSquared",
+        "zip" of "Sigmoid" "Silu" "Gelu" "Softplus" "Relu" "ReluSquared",
+    ],
+    [Sigmoid Silu Gelu Relu ReluSquared]
+);
+
+impl OnCuda for Softplus {
+    const KERNELS: &'static Source = &KERNELS;
+    const NAME: &'static str = "Softplus";
+    fn numbers(&self) -> [f64; 2] {
+        [self.beta, 0.0]
+    }
+}
 
 struct Sigmoid;
 

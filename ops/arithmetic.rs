@@ -18,7 +18,8 @@ use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Tensor};
 
 use crate::broadcast::{checked_shape, zip_broadcast};
-use crate::elementwise::{map_over, zip};
+use crate::cuda::formulas;
+use crate::elementwise::{Formula2, map_over, zip};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Binary, Lanes, Real};
 use crate::sums::{product_sum_to, sum_to};
@@ -71,7 +72,7 @@ pub fn div(a: &Var, b: &Var) -> Var {
 #[track_caller]
 fn binary<F, B>(name: &str, a: &Var, b: &Var, f: &F, backward: impl FnOnce() -> B) -> Var
 where
-    F: Binary<f32> + Binary<f64> + Sync,
+    F: Formula2,
     B: Backward,
 {
     checked_shape(name, a.value(), b.value());
@@ -152,6 +153,15 @@ impl Backward for DivBackward {
 fn own_cast(x: Tensor, dtype: DType) -> Tensor {
     x.cast(dtype)
 }
+
+formulas!(
+    "arithmetic.cu",
+    [
+        "zip" of "Add" "Sub" "Mul" "Div" "NegDiv",
+        "zip_views" of "Add" "Sub" "Mul" "Div" "NegDiv",
+    ],
+    [Add Sub Mul Div NegDiv]
+);
 
 macro_rules! formula {
     ($name:ident, $x:ident, $y:ident => $value:expr) => {

@@ -7,6 +7,7 @@
 use kumiki_tensor::shape::{MAX_RANK, Offsets, broadcast};
 use kumiki_tensor::{DType, Element, Tensor};
 
+use crate::cuda;
 use crate::elementwise::{CHUNK, Formula2, in_chunks};
 use crate::simd::{Binary, Kernel, Lanes, Real};
 
@@ -24,6 +25,9 @@ pub(crate) fn checked_shape(op: &str, a: &Tensor, b: &Tensor) -> Vec<usize> {
 /// `f(a, b)` with broadcasting; contiguous. Shapes and dtypes have been checked.
 pub(crate) fn zip_broadcast(f: &impl Formula2, a: &Tensor, b: &Tensor) -> Tensor {
     let shape = broadcast(a.shape(), b.shape()).expect("checked by the operator");
+    if let Some(device) = a.cuda() {
+        return cuda::zip_views(device, f, a, b, &shape);
+    }
     match a.dtype() {
         DType::F32 => zip_rows::<f32>(f, a, b, &shape),
         DType::F64 => zip_rows::<f64>(f, a, b, &shape),

@@ -7,6 +7,7 @@
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
+use crate::cuda::{self, OnCuda};
 use crate::simd::{Binary, Real, Unary, map_binary, map_binary_inplace, map_unary, map_unary_inplace};
 use crate::stored::{map_stored, zip_stored, zip_stored_inplace};
 
@@ -19,12 +20,12 @@ pub(crate) fn in_chunks<T: Send>(out: &mut [T], chunk: usize, cost: usize, f: &(
 }
 
 /// A formula for both types of arithmetic.
-pub(crate) trait Formula1: Unary<f32> + Unary<f64> + Sync {}
-impl<F: Unary<f32> + Unary<f64> + Sync> Formula1 for F {}
+pub(crate) trait Formula1: Unary<f32> + Unary<f64> + OnCuda + Sync {}
+impl<F: Unary<f32> + Unary<f64> + OnCuda + Sync> Formula1 for F {}
 
 /// A formula of two numbers for both types of arithmetic.
-pub(crate) trait Formula2: Binary<f32> + Binary<f64> + Sync {}
-impl<F: Binary<f32> + Binary<f64> + Sync> Formula2 for F {}
+pub(crate) trait Formula2: Binary<f32> + Binary<f64> + OnCuda + Sync {}
+impl<F: Binary<f32> + Binary<f64> + OnCuda + Sync> Formula2 for F {}
 
 #[track_caller]
 pub(crate) fn assert_float(op: &str, x: &Tensor) {
@@ -34,6 +35,9 @@ pub(crate) fn assert_float(op: &str, x: &Tensor) {
 /// `f` of every element; contiguous.
 pub(crate) fn map(f: &impl Formula1, x: &Tensor) -> Tensor {
     let x = x.contiguous();
+    if let Some(device) = x.cuda() {
+        return cuda::map(device, f, &x);
+    }
     let mut out = Tensor::empty(x.dtype(), x.shape());
     match x.dtype() {
         DType::F32 => map_slice::<f32>(f, x.as_slice(), out.as_mut_slice()),
@@ -50,7 +54,7 @@ pub(crate) fn map(f: &impl Formula1, x: &Tensor) -> Tensor {
 
 /// As [`map`], written over `x` when this is its only owner.
 pub(crate) fn map_over(f: &impl Formula1, x: Tensor) -> Tensor {
-    if !x.is_unique() || !x.is_contiguous() {
+    if x.cuda().is_some() || !x.is_unique() || !x.is_contiguous() {
         return map(f, &x);
     }
     let mut x = x;
@@ -69,6 +73,9 @@ fn map_slice<E: Real>(f: &(impl Unary<E> + Sync), x: &[E], out: &mut [E]) {
 /// `f(x, y)` of tensors with the same shape and dtype, written over `x` when this is its only owner.
 pub(crate) fn zip(f: &impl Formula2, x: Tensor, y: &Tensor) -> Tensor {
     debug_assert!(x.shape() == y.shape() && x.dtype() == y.dtype());
+    if let Some(device) = y.cuda() {
+        return cuda::zip(device, f, &x.contiguous(), &y.contiguous());
+    }
     match x.dtype() {
         DType::F32 => zip_real::<f32>(f, x, y),
         DType::F64 => zip_real::<f64>(f, x, y),

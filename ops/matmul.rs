@@ -14,6 +14,7 @@ use kumiki_tensor::{DType, Element, Tensor, dispatch_real};
 
 use crate::cast::wide;
 use crate::gemm::{BatchAxis, Factor, MatMut, MatRef, Operand, Output, gemm_batched, gemm_bf16};
+use crate::matmul_cuda as cuda;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 use crate::{squeeze, unsqueeze};
@@ -122,7 +123,7 @@ fn rows_together(x: &Tensor) -> Tensor {
 
 /// `a[M, K] b[K, N]`, contiguous, F32 or F64; `narrow` rounds F32 factors to BF16.
 pub(crate) fn matrices(a: &Tensor, b: &Tensor, narrow: bool) -> Tensor {
-    let mut out = Tensor::empty(a.dtype(), &[a.dim(0), b.dim(1)]);
+    let mut out = a.new_empty(a.dtype(), &[a.dim(0), b.dim(1)]);
     product_into(&mut out, a, b, narrow, false);
     out
 }
@@ -133,6 +134,11 @@ pub(crate) fn stored_matrices(a: &Tensor, b: &Tensor, narrow: bool, dtype: DType
         return matrices(&wide(a), &wide(b), false).cast(dtype);
     }
     let (m, n) = (a.dim(0), b.dim(1));
+    if a.cuda().is_some() {
+        let mut out = a.new_empty(dtype, &[m, n]);
+        cuda::product(&mut out, &a.cast(DType::BF16), &b.cast(DType::BF16), false);
+        return out;
+    }
     let mut out = Tensor::empty(dtype, &[m, n]);
     let c = match dtype {
         DType::BF16 => Output::BF16(MatMut::new(out.as_mut_slice(), m, n)),
@@ -152,11 +158,17 @@ pub(crate) fn add_matrices(sum: &mut Tensor, a: &Tensor, b: &Tensor, narrow: boo
     if !narrow || sum.dtype() == DType::F64 {
         return product_into(sum, a, b, false, true);
     }
+    if a.cuda().is_some() {
+        return cuda::product(sum, &a.cast(DType::BF16), &b.cast(DType::BF16), true);
+    }
     let c = MatMut::new(sum.make_mut(), a.dim(0), b.dim(1));
     gemm_bf16(operand(a), operand(b), Output::F32(c), true);
 }
 
 fn product_into(out: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool, accumulate: bool) {
+    if a.cuda().is_some() {
+        return cuda::product(out, a, b, accumulate);
+    }
     let (m, n) = (a.dim(0), b.dim(1));
     dispatch_real!("matmul", a.dtype(), E => {
         let c = MatMut::new(out.make_mut::<E>(), m, n);
@@ -180,6 +192,9 @@ fn matrix<E: Element>(x: &Tensor) -> MatRef<'_, E> {
 /// `Σ a[.., M, K] b[.., K, N]` at every index of the leading axes, which `a` and `b` share, summed over those where `kept`
 /// has size 1: a contiguous `[kept.., M, N]`. F32 or F64.
 pub(crate) fn contraction(a: &Tensor, b: &Tensor, kept: &[usize]) -> Tensor {
+    if a.cuda().is_some() {
+        return cuda::contraction(a, b, kept);
+    }
     let rank = kept.len();
     let (m, n) = (a.dim(rank), b.dim(rank + 1));
     let mut out = Tensor::empty(a.dtype(), &[kept, &[m, n]].concat());

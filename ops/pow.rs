@@ -6,7 +6,9 @@
 //! Cost: one pass over memory each way.
 
 use kumiki_autograd::Var;
+use kumiki_tensor::cuda::Source;
 
+use crate::cuda::{OnCuda, formulas};
 use crate::elementwise::{Save, unary};
 use crate::registry::OpCase;
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -28,6 +30,30 @@ pub fn pow(x: &Var, exponent: f64) -> Var {
         unary("pow", x, WholePow { exponent: exponent as i32 }, Save::Input)
     } else {
         unary("pow", x, HalfPow { twice: twice as i32 }, Save::Input)
+    }
+}
+
+formulas!("pow.cu", ["map" of "WholePow" "HalfPow" "Pow", "zip" of "WholePow" "HalfPow" "Pow"], []);
+
+impl OnCuda for WholePow {
+    const KERNELS: &'static Source = &KERNELS;
+    const NAME: &'static str = "WholePow";
+    fn numbers(&self) -> [f64; 2] {
+        [f64::from(self.exponent), 0.0]
+    }
+}
+impl OnCuda for HalfPow {
+    const KERNELS: &'static Source = &KERNELS;
+    const NAME: &'static str = "HalfPow";
+    fn numbers(&self) -> [f64; 2] {
+        [f64::from(self.twice), 0.0]
+    }
+}
+impl OnCuda for Pow {
+    const KERNELS: &'static Source = &KERNELS;
+    const NAME: &'static str = "Pow";
+    fn numbers(&self) -> [f64; 2] {
+        [self.exponent, 0.0]
     }
 }
 

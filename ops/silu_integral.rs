@@ -15,6 +15,7 @@
 use kumiki_autograd::Var;
 
 use crate::activations::ln_1p;
+use crate::cuda::formulas;
 use crate::elementwise::{Save, unary};
 use crate::registry::OpCase;
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -42,6 +43,8 @@ const DEBYE: [f64; 8] = [
     -1.0 / 3600.0,
     1.0 / 36.0,
 ];
+
+formulas!("silu_integral.cu", ["map" of "SiluIntegral", "zip" of "SiluIntegral"], [SiluIntegral]);
 
 impl<E: Real> Unary<E> for SiluIntegral {
     #[inline(always)]

@@ -27,9 +27,14 @@ pub(crate) fn sum_to(x: &Tensor, shape: &[usize]) -> Tensor {
         return x.clone();
     }
     match layout(x.shape(), &broadcast_axes(x.shape(), shape)) {
-        Some(dims) if x.dtype() != DType::BF16 => sum_middle(&x.reshape(&dims), None, 1.0).reshape(shape),
+        Some(dims) if on_host(x) => sum_middle(&x.reshape(&dims), None, 1.0).reshape(shape),
         _ => x.sum_to(shape),
     }
+}
+
+/// Whether the kernel below sums it; the tensor's own sums the others.
+fn on_host(x: &Tensor) -> bool {
+    x.dtype() != DType::BF16 && x.cuda().is_none()
 }
 
 /// `sum_to(x · y, shape)`, where y broadcasts to the shape of x; without the products in memory where one run of axes is
@@ -39,7 +44,7 @@ pub(crate) fn product_sum_to(x: Tensor, y: &Tensor, shape: &[usize]) -> Tensor {
         return if y.shape() == shape { crate::elementwise::zip(&Mul, x, y) } else { zip_broadcast(&Mul, &x, y) };
     }
     match layout(x.shape(), &broadcast_axes(x.shape(), shape)) {
-        Some(dims) if x.dtype() != DType::BF16 => {
+        Some(dims) if on_host(&x) => {
             let y = y.expand(x.shape()).reshape(&dims);
             sum_middle(&x.reshape(&dims), Some(&y), 1.0).reshape(shape)
         }
@@ -51,6 +56,12 @@ pub(crate) fn product_sum_to(x: Tensor, y: &Tensor, shape: &[usize]) -> Tensor {
 pub(crate) fn sum_axes(x: &Tensor, axes: &[usize], scale: f64) -> Tensor {
     let kept: Vec<usize> = (0..x.rank()).filter(|axis| !axes.contains(axis)).collect();
     let shape: Vec<usize> = kept.iter().map(|&axis| x.shape()[axis]).collect();
+    if x.cuda().is_some() {
+        let to: Vec<usize> = (0..x.rank()).map(|axis| if axes.contains(&axis) { 1 } else { x.shape()[axis] }).collect();
+        let mut sum = x.sum_to(&to).reshape(&shape);
+        sum.scale(scale);
+        return sum;
+    }
     let view = match layout(x.shape(), axes) {
         Some(dims) => x.reshape(&dims),
         // Axes between the summed ones: one copy brings those together.

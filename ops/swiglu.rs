@@ -7,8 +7,10 @@
 //! Source: Shazeer, GLU Variants Improve Transformer, 2020.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
+use kumiki_tensor::cuda::{Arg, Source, launch, over, type_name};
+use kumiki_tensor::{DType, Element, Tensor, bf16, kernels, threads};
 
+use crate::cuda::OnCuda;
 use crate::elementwise::{writable, zip};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
@@ -50,8 +52,9 @@ impl Backward for SwigluBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let mut dup = writable(dout); // overwritten in place unless somebody else holds it
-        let mut dgate = Tensor::empty(dup.dtype(), dup.shape());
+        let mut dgate = dup.new_empty(dup.dtype(), dup.shape());
         match dup.dtype() {
+            _ if dup.cuda().is_some() => on_cuda(&self, &mut dup, &mut dgate),
             DType::F32 => gradients::<f32>(&self, &mut dup, &mut dgate, run),
             DType::F64 => gradients::<f64>(&self, &mut dup, &mut dgate, run),
             _ => gradients::<bf16>(&self, &mut dup, &mut dgate, |from, to| {
@@ -80,6 +83,30 @@ fn gradients<E: Element>(
             f([&gate[at.clone()], &up[at]], [dup, dgate]);
         },
     );
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "swiglu.cu",
+    text: include_str!("swiglu.cu"),
+    headers: &[crate::cuda::ELEMENTWISE],
+    kernels: kernels![
+        "zip" of "float, Gated" "double, Gated" "bf16, Gated",
+        "swiglu_backward" of "float" "double" "bf16",
+    ],
+};
+
+impl OnCuda for Gated {
+    const KERNELS: &'static Source = &KERNELS;
+    const NAME: &'static str = "Gated";
+}
+
+fn on_cuda(saved: &SwigluBackward, dup: &mut Tensor, dgate: &mut Tensor) {
+    let device = saved.gate.cuda().expect("where the gradient is").clone();
+    let kernel = format!("swiglu_backward<{}>", type_name(dup.dtype()));
+    let count = dup.len();
+    let args = [saved.gate.cuda_in(), saved.up.cuda_in(), dup.cuda_out(), dgate.cuda_out(), Arg::I64(count as i64)];
+    // SAFETY: `swiglu_backward(const T *, const T *, T *, T *, i64)` over so many elements of contiguous tensors.
+    unsafe { launch(&device, &KERNELS, &kernel, over(count), &args) };
 }
 
 fn run<E: Real>([gate, up]: [&[E]; 2], [dup, dgate]: [&mut [E]; 2]) {

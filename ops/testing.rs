@@ -2,7 +2,8 @@
 //! → f32 kernel → bf16.
 
 use kumiki_autograd::{GradCheck, Tape, Var};
-use kumiki_tensor::{DType, Rng, Tensor, poison_fresh_buffers};
+use kumiki_tensor::cuda;
+use kumiki_tensor::{DType, Device, Rng, Tensor, poison_fresh_buffers};
 
 /// An operator, its naive reference and the inputs to try both on.
 pub struct Chain<'a> {
@@ -62,6 +63,9 @@ impl<'a> Chain<'a> {
                 self.context()
             );
         }
+        if crate::ON_CUDA.contains(&self.name) {
+            self.run_on_cuda(&op, &y, &grads);
+        }
         let lower =
             std::iter::once((DType::F32, self.f32_tolerance)).chain(self.bf16_tolerance.map(|t| (DType::BF16, t)));
         for (dtype, tolerance) in lower {
@@ -72,6 +76,34 @@ impl<'a> Chain<'a> {
             self.close_in(dtype, "kernel", &y, &y_exact, tolerance);
             for ((name, _), (got, exact)) in self.inputs.iter().zip(grads.iter().zip(&grads_exact)) {
                 self.close_in(dtype, &format!("gradient of {name}"), got, exact, tolerance);
+            }
+        }
+    }
+
+    /// The links of the CPU's kernels on every CUDA device that tests have, strided views included.
+    fn run_on_cuda(&self, op: &impl Fn(&Tape, &[Var]) -> Var, y: &[f64], grads: &[Vec<f64>]) {
+        for device in cuda::Device::for_tests().into_iter().map(Device::Cuda) {
+            let there = |x: &Tensor| x.to(&device).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+            let values: Vec<Tensor> = self.inputs.iter().map(|(_, x)| there(x)).collect();
+            let (y_there, grads_there) = self.evaluate(op, &values);
+            self.close("f64 on CUDA", &y_there, y, 1e-10);
+            self.close_grads("f64 on CUDA, gradient of", &grads_there, grads, 1e-9);
+
+            let views: Vec<Tensor> = values.iter().map(backwards_in_memory).collect();
+            let (y_views, grads_views) = self.evaluate(op, &views);
+            self.close("strided views on CUDA", &y_views, &y_there, 1e-13);
+            self.close_grads("strided views on CUDA, gradient of", &grads_views, &grads_there, 1e-12);
+
+            let lower = [(DType::F32, Some(self.f32_tolerance)), (DType::BF16, self.bf16_tolerance)];
+            for (dtype, tolerance) in lower.into_iter().filter_map(|(dtype, t)| Some((dtype, t?))) {
+                let rounded: Vec<Tensor> = self.inputs.iter().map(|(_, x)| x.cast(dtype)).collect();
+                let exact: Vec<Tensor> = rounded.iter().map(|x| x.cast(DType::F64)).collect();
+                let (y, grads) = self.evaluate(op, &rounded.iter().map(there).collect::<Vec<_>>());
+                let (y_exact, grads_exact) = self.evaluate(op, &exact);
+                self.close_in(dtype, "kernel on CUDA", &y, &y_exact, tolerance);
+                for ((name, _), (got, exact)) in self.inputs.iter().zip(grads.iter().zip(&grads_exact)) {
+                    self.close_in(dtype, &format!("gradient of {name} on CUDA"), got, exact, tolerance);
+                }
             }
         }
     }
@@ -94,7 +126,8 @@ impl<'a> Chain<'a> {
             values[0].dtype()
         );
         let dout = Rng::new(self.seed).fork("upstream").normal(DType::F64, y.shape(), 0.0, 1.0);
-        let grads = tape.backward_from(&[(&y, dout.cast(DType::BF16).cast(y.dtype()))]);
+        let dout = dout.cast(DType::BF16).cast(y.dtype()).to(&y.value().device());
+        let grads = tape.backward_from(&[(&y, dout.unwrap_or_else(|error| panic!("{error}")))]);
         let of = |leaf: &Var| {
             let grad = grads
                 .get(leaf)
@@ -175,6 +208,12 @@ pub fn awkward_view(x: &Tensor) -> Tensor {
     let gap = Tensor::full(x.dtype(), &doubled, f64::NAN);
     let pairs = kumiki_tensor::concat(&[&gap, &x.reshape(&doubled)], doubled.len() - 1);
     pairs.select(doubled.len() - 1, 1).permute(&reversed)
+}
+
+/// The same elements, but that the axes lie in memory in reverse order.
+fn backwards_in_memory(x: &Tensor) -> Tensor {
+    let reversed: Vec<usize> = (0..x.rank()).rev().collect();
+    x.permute(&reversed).copy().permute(&reversed)
 }
 
 /// An operator on the inputs of [`follows_plain_f32`].

@@ -1,6 +1,6 @@
 //! Launches of kernels on tensors, and those of the tensors' own operations: copies, conversions, sums.
 
-use kumiki_gpu::{Arg, Device, Launch, Source};
+pub use kumiki_gpu::{Arg, Device, Launch, Matmul, MatmulType, Operand, Source};
 
 use crate::dtype::DType;
 use crate::shape::{Dims, MAX_RANK};
@@ -78,6 +78,16 @@ pub fn view(shape: &[usize], strides: &[usize]) -> [u8; 8 * (2 * MAX_RANK + 1)] 
 }
 
 impl Tensor {
+    /// The address of the first element on its CUDA device.
+    ///
+    /// # Panics
+    /// When the elements do not lie on one.
+    #[track_caller]
+    pub fn cuda_address(&self) -> u64 {
+        let buffer = self.storage.on_cuda().expect("a tensor on a CUDA device");
+        buffer.address(if self.is_empty() { 0 } else { self.offset * self.dtype.size() })
+    }
+
     /// The address of the first element, for a kernel that reads.
     ///
     /// # Panics

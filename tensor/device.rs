@@ -39,6 +39,7 @@ impl Tensor {
     ///
     /// # Errors
     /// When that device has not enough memory, or fails.
+    #[expect(clippy::missing_panics_doc, reason = "a copy stays on its device")]
     pub fn to(&self, device: &Device) -> Result<Tensor, gpu::Error> {
         match (self.storage.on_cuda(), device) {
             (None, Device::Cpu) => Ok(self.clone()),

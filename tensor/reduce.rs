@@ -51,9 +51,8 @@ impl Tensor {
 
     /// `self *= factor`, elementwise.
     pub fn scale(&mut self, factor: f64) {
-        if self.cuda().is_some() {
+        if let Some(device) = self.cuda().cloned() {
             self.own();
-            let device = self.cuda().expect("as before").clone();
             return cuda::scale(&device, self, factor);
         }
         dispatch!(self.dtype(), E => {

@@ -1,21 +1,6 @@
 // The tensors' own operations: copies of views with conversion, filling, accumulating, sums of rows.
 #include "common.cuh"
 
-// Where element i of a view lies, in row-major order of its shape.
-struct View {
-    i64 shape[8], strides[8], rank;
-};
-__device__ __forceinline__ i64 position(const View &view, i64 i) {
-    i64 at = 0;
-    for (int axis = 7; axis >= 0; axis--) {
-        if (axis < view.rank) {
-            at += i % view.shape[axis] * view.strides[axis];
-            i /= view.shape[axis];
-        }
-    }
-    return at;
-}
-
 template <class From, class To> struct Convert {
     static __device__ __forceinline__ To of(From x) { return narrow<To>(Sum<To>(widen(x))); }
 };

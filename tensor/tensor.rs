@@ -307,8 +307,9 @@ impl Tensor {
         self.as_mut_slice()
     }
 
-    /// Copies the elements when another tensor shares the storage or the view is not contiguous.
-    pub(crate) fn own(&mut self) {
+    /// Copies the elements when another tensor shares the storage or the view is not contiguous: afterwards they are
+    /// this tensor's own, to be written.
+    pub fn own(&mut self) {
         if !self.is_unique() || !self.is_contiguous() {
             *self = self.copy();
         }

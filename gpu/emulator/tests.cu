@@ -6,9 +6,9 @@ template <class T> __global__ void row_softmax(const T *__restrict__ x, T *__res
     const T *row = x + i64(blockIdx.x) * n;
     Sum<T> top = -math::infinity<Sum<T>>(), sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) top = math::max(top, widen(row[i]));
-    top = block_reduce(top, scratch, Max());
+    top = block_reduce(top, scratch, Larger());
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += math::exp(widen(row[i]) - top);
-    sum = block_reduce(sum, scratch, Add());
+    sum = block_reduce(sum, scratch, Plus());
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         y[i64(blockIdx.x) * n + i] = narrow<T>(math::exp(widen(row[i]) - top) / sum);
     }

@@ -1,0 +1,134 @@
+//! The CUDA side of the loops over elements, and which operators have one.
+//!
+//! A formula's struct has a counterpart of the same name in the `.cu` file beside it; [`OnCuda`] names both. Kernels of
+//! other operators stand in their own files.
+
+use kumiki_tensor::cuda::{Arg, Device, Source, launch, over, type_name, view};
+use kumiki_tensor::{DType, Tensor};
+
+/// The header of all formulas.
+pub(crate) const ELEMENTWISE: (&str, &str) = ("elementwise.cuh", include_str!("elementwise.cuh"));
+
+/// Operators that run on a CUDA device; the others panic there with a sentence.
+pub const ON_CUDA: &[&str] = &[
+    "abs",
+    "add",
+    "add_scalar",
+    "clamp",
+    "contiguous",
+    "div",
+    "exp",
+    "expand",
+    "gelu",
+    "linear",
+    "log",
+    "matmul",
+    "mul",
+    "mul_scalar",
+    "neg",
+    "permute",
+    "pow",
+    "relu",
+    "relu_squared",
+    "reshape",
+    "sigmoid",
+    "silu",
+    "silu_integral",
+    "softplus",
+    "sqrt",
+    "squeeze",
+    "sub",
+    "swiglu",
+    "tanh",
+    "transpose",
+    "unsqueeze",
+];
+
+/// The sources of the operators' kernels.
+pub const SOURCES: &[&Source] = &[
+    &crate::activations::KERNELS,
+    &crate::arithmetic::KERNELS,
+    &crate::pow::KERNELS,
+    &crate::silu_integral::KERNELS,
+    &crate::swiglu::KERNELS,
+    &crate::unary::KERNELS,
+];
+
+/// A formula's counterpart on a CUDA device.
+pub(crate) trait OnCuda {
+    /// Where its struct is.
+    const KERNELS: &'static Source;
+    /// The struct.
+    const NAME: &'static str;
+    /// Its numbers.
+    fn numbers(&self) -> [f64; 2] {
+        [0.0; 2]
+    }
+}
+
+/// The source of a file's formulas: `formulas!(KERNELS, "activations.cu", map of "Silu" .., zip of "Silu" ..)`, and
+/// [`OnCuda`] of those without numbers, by their names in Rust.
+macro_rules! formulas {
+    ($file:literal, [$($kernel:literal of $($name:literal)+),+ $(,)?], [$($plain:ident)*]) => {
+        pub(crate) static KERNELS: kumiki_tensor::cuda::Source = kumiki_tensor::cuda::Source {
+            file: $file,
+            text: include_str!($file),
+            headers: &[crate::cuda::ELEMENTWISE],
+            kernels: &[$($(
+                concat!($kernel, "<float, ", $name, ">"),
+                concat!($kernel, "<double, ", $name, ">"),
+                concat!($kernel, "<bf16, ", $name, ">"),
+            )+)+],
+        };
+        $(impl crate::cuda::OnCuda for $plain {
+            const KERNELS: &'static kumiki_tensor::cuda::Source = &KERNELS;
+            const NAME: &'static str = stringify!($plain);
+        })*
+    };
+}
+pub(crate) use formulas;
+
+fn kernel<F: OnCuda>(of: &str, dtype: DType) -> String {
+    format!("{of}<{}, {}>", type_name(dtype), F::NAME)
+}
+
+/// `f` of every element of a contiguous tensor.
+pub(crate) fn map<F: OnCuda>(device: &Device, f: &F, x: &Tensor) -> Tensor {
+    let mut out = x.new_empty(x.dtype(), x.shape());
+    let (count, [a, b]) = (x.len(), f.numbers());
+    let args = [x.cuda_in(), out.cuda_out(), Arg::I64(count as i64), Arg::F64(a), Arg::F64(b)];
+    // SAFETY: `map(const T *, T *, i64, double, double)` reads and writes so many elements of contiguous tensors.
+    unsafe { launch(device, F::KERNELS, &kernel::<F>("map", x.dtype()), over(count), &args) };
+    out
+}
+
+/// `f` of the elements of two contiguous tensors of one shape and dtype.
+pub(crate) fn zip<F: OnCuda>(device: &Device, f: &F, x: &Tensor, y: &Tensor) -> Tensor {
+    let mut out = x.new_empty(x.dtype(), x.shape());
+    let (count, [a, b]) = (x.len(), f.numbers());
+    let args = [x.cuda_in(), y.cuda_in(), out.cuda_out(), Arg::I64(count as i64), Arg::F64(a), Arg::F64(b)];
+    // SAFETY: `zip(const T *, const T *, T *, i64, double, double)` over so many elements of contiguous tensors.
+    unsafe { launch(device, F::KERNELS, &kernel::<F>("zip", x.dtype()), over(count), &args) };
+    out
+}
+
+/// `f` of two tensors that broadcast to `shape`.
+pub(crate) fn zip_views<F: OnCuda>(device: &Device, f: &F, x: &Tensor, y: &Tensor, shape: &[usize]) -> Tensor {
+    let mut out = x.new_empty(x.dtype(), shape);
+    let (x, y) = (x.expand(shape), y.expand(shape));
+    let (of_x, of_y) = (view(x.shape(), x.strides()), view(y.shape(), y.strides()));
+    let (count, [a, b]) = (out.len(), f.numbers());
+    let args = [
+        Arg::Struct(&of_x),
+        Arg::Struct(&of_y),
+        x.cuda_in(),
+        y.cuda_in(),
+        out.cuda_out(),
+        Arg::I64(count as i64),
+        Arg::F64(a),
+        Arg::F64(b),
+    ];
+    // SAFETY: `zip_views(View, View, const T *, const T *, T *, i64, double, double)` reads where the views lie.
+    unsafe { launch(device, F::KERNELS, &kernel::<F>("zip_views", x.dtype()), over(count), &args) };
+    out
+}
