@@ -3,7 +3,7 @@
 //! A formula's struct has a counterpart of the same name in the `.cu` file beside it; [`OnCuda`] names both. Kernels of
 //! other operators stand in their own files.
 
-use kumiki_tensor::cuda::{Arg, Device, Source, launch, over, type_name, view};
+use kumiki_tensor::cuda::{Arg, Device, Launch, Source, launch, over, type_name, view};
 use kumiki_tensor::{DType, Tensor};
 
 /// The header of all formulas.
@@ -17,18 +17,25 @@ pub const ON_CUDA: &[&str] = &[
     "clamp",
     "contiguous",
     "div",
+    "embedding",
     "exp",
     "expand",
     "gelu",
+    "index_select",
     "linear",
     "log",
     "matmul",
+    "mean",
     "mul",
     "mul_scalar",
+    "narrow",
     "neg",
     "permute",
     "pow",
     "relu",
+    "rms_norm",
+    "rope",
+    "rope_at",
     "relu_squared",
     "reshape",
     "sigmoid",
@@ -38,6 +45,7 @@ pub const ON_CUDA: &[&str] = &[
     "sqrt",
     "squeeze",
     "sub",
+    "sum",
     "swiglu",
     "tanh",
     "transpose",
@@ -48,10 +56,14 @@ pub const ON_CUDA: &[&str] = &[
 pub const SOURCES: &[&Source] = &[
     &crate::activations::KERNELS,
     &crate::arithmetic::KERNELS,
+    &crate::index_select::KERNELS,
     &crate::pow::KERNELS,
+    &crate::rms_norm::KERNELS,
+    &crate::rope::KERNELS,
     &crate::silu_integral::KERNELS,
     &crate::swiglu::KERNELS,
     &crate::unary::KERNELS,
+    &crate::views::KERNELS,
 ];
 
 /// A formula's counterpart on a CUDA device.
@@ -90,6 +102,36 @@ pub(crate) use formulas;
 
 fn kernel<F: OnCuda>(of: &str, dtype: DType) -> String {
     format!("{of}<{}, {}>", type_name(dtype), F::NAME)
+}
+
+/// `name<type>`.
+pub(crate) fn kernel_of(name: &str, dtype: DType) -> String {
+    format!("{name}<{}>", type_name(dtype))
+}
+
+/// A block for each row of `d` numbers.
+pub(crate) fn by_rows(rows: usize, d: usize) -> Launch {
+    let threads = d.next_multiple_of(32).clamp(32, 256);
+    Launch::of(
+        u32::try_from(rows).expect("so many rows do not fit in memory"),
+        if d == 0 { 32 } else { threads as u32 },
+    )
+}
+
+/// Rows of which a block sums a column: fixed, so that the order of sums depends on the shape only.
+pub(crate) const PART: usize = 1024;
+
+/// For kernels that sum 32 columns of [`PART`] rows a block of 32 × 8 threads: the number of parts, and the launch.
+pub(crate) fn columns_of_parts(rows: usize, columns: usize) -> (usize, Launch) {
+    let parts = rows.div_ceil(PART).max(1);
+    (parts, Launch { grid: [columns.div_ceil(32) as u32, parts as u32, 1], block: [32, 8, 1], shared: 0 })
+}
+
+/// Indices on a device.
+pub(crate) fn ids_on(device: &Device, ids: &[usize]) -> Tensor {
+    let ids: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
+    let there = Tensor::from_slice(&ids, &[ids.len()]).to(&kumiki_tensor::Device::Cuda(device.clone()));
+    there.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// `f` of every element of a contiguous tensor.

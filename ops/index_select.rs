@@ -5,7 +5,8 @@
 //! summed in index order, whatever the number of threads. Saves the ids.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch, dispatch_real, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, dispatch, dispatch_real, kernels, threads};
 
 use crate::registry::OpCase;
 use crate::simd::{Kernel, Lanes, Real};
@@ -68,6 +69,9 @@ pub(crate) fn take_rows(x: &Tensor, axis: usize, ids: &[usize]) -> Tensor {
     let mut shape = x.shape().to_vec();
     let size = std::mem::replace(&mut shape[axis], ids.len());
     let inner: usize = shape[axis + 1..].iter().product();
+    if let Some(device) = x.cuda() {
+        return cuda::take_rows(device, x, ids, (size, inner), &shape);
+    }
     let mut out = Tensor::empty(x.dtype(), &shape);
     if out.is_empty() {
         return out;
@@ -93,12 +97,65 @@ pub(crate) fn add_rows(dout: &Tensor, axis: usize, ids: &[usize], size: usize) -
     let mut shape = dout.shape().to_vec();
     shape[axis] = size;
     let inner = shape[axis + 1..].iter().product();
+    if let Some(device) = dout.cuda() {
+        return cuda::add_rows(device, dout, &Sorted::new(ids, size), (size, inner), &shape);
+    }
     let dout = dout.cast(dtype.compute()).contiguous();
     let mut out = Tensor::empty(dtype.compute(), &shape);
     dispatch_real!("index_add", dtype.compute(), E => {
         add_sorted(dout.as_slice::<E>(), &Sorted::new(ids, size), inner, out.as_mut_slice::<E>());
     });
     out.cast(dtype)
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "index_select.cu",
+    text: include_str!("index_select.cu"),
+    headers: &[],
+    kernels: kernels![
+        "take_rows" of "float" "double" "bf16",
+        "add_rows" of "float" "double" "bf16",
+    ],
+};
+
+mod cuda {
+    use super::{KERNELS, Sorted};
+    use crate::cuda::{ids_on, kernel_of};
+    use kumiki_tensor::Tensor;
+    use kumiki_tensor::cuda::{Arg, Device, launch, over};
+
+    pub fn take_rows(
+        device: &Device,
+        x: &Tensor,
+        ids: &[usize],
+        (size, inner): (usize, usize),
+        shape: &[usize],
+    ) -> Tensor {
+        let (x, chosen, mut out) = (x.contiguous(), ids_on(device, ids), x.new_empty(x.dtype(), shape));
+        let sizes = [size, ids.len(), inner, out.len()].map(|n| Arg::I64(n as i64));
+        let args = [&[x.cuda_in(), chosen.cuda_in(), out.cuda_out()][..], &sizes].concat();
+        let count = shape.iter().product();
+        // SAFETY: the kernel's arguments; the indices have been checked against the axis.
+        unsafe { launch(device, &KERNELS, &kernel_of("take_rows", x.dtype()), over(count), &args) };
+        out
+    }
+
+    pub fn add_rows(
+        device: &Device,
+        dout: &Tensor,
+        sorted: &Sorted,
+        (size, inner): (usize, usize),
+        shape: &[usize],
+    ) -> Tensor {
+        let (dout, mut out) = (dout.contiguous(), dout.new_empty(dout.dtype(), shape));
+        let (starts, order) = (ids_on(device, &sorted.starts), ids_on(device, &sorted.order));
+        let sizes = [size, sorted.order.len(), inner, out.len()].map(|n| Arg::I64(n as i64));
+        let args = [&[dout.cuda_in(), starts.cuda_in(), order.cuda_in(), out.cuda_out()][..], &sizes].concat();
+        let count = shape.iter().product();
+        // SAFETY: the kernel's arguments; each position is one of the chosen entries.
+        unsafe { launch(device, &KERNELS, &kernel_of("add_rows", dout.dtype()), over(count), &args) };
+        out
+    }
 }
 
 /// The positions in a list of ids, sorted by id.

@@ -8,7 +8,8 @@
 //! Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, dispatch_real, kernels, threads};
 
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
@@ -27,9 +28,11 @@ pub fn rms_norm(x: &Var, weight: &Var, eps: f64) -> Var {
     }
     let (input, scale) = (x.value().contiguous(), weight.value().contiguous());
     let (rows, d) = rows_of(&input);
-    let mut y = Tensor::empty(x.dtype(), x.shape());
-    let mut rstd = Tensor::empty(x.dtype(), &[rows]);
-    if !y.is_empty() {
+    let mut y = input.new_empty(x.dtype(), x.shape());
+    let mut rstd = input.new_empty(x.dtype(), &[rows]);
+    if input.cuda().is_some() {
+        cuda::forward(&input, &scale, eps, &mut y, &mut rstd);
+    } else if !y.is_empty() {
         dispatch_real!("rms_norm", x.dtype(), E => {
             let (source, weight) = (input.as_slice::<E>(), scale.as_slice::<E>());
             let task = rows_per_task(d);
@@ -70,6 +73,9 @@ impl Backward for RmsNormBackward {
         vec![("x", &self.x), ("weight", &self.weight), ("rstd", &self.rstd)]
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        if self.x.cuda().is_some() {
+            return cuda::backward(&self, dout, needs);
+        }
         let (rows, d) = rows_of(&self.x);
         let task = rows_per_task(d);
         let mut dx = dout; // overwritten in place unless somebody else holds it
@@ -90,6 +96,57 @@ impl Backward for RmsNormBackward {
             });
         }
         vec![needs[0].then_some(dx), needs[1].then(|| partial.sum_to(&[d]))]
+    }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "rms_norm.cu",
+    text: include_str!("rms_norm.cu"),
+    headers: &[],
+    kernels: kernels![
+        "rms_norm_forward" of "float" "double",
+        "rms_norm_backward" of "float" "double",
+        "rms_norm_dweight" of "float" "double",
+    ],
+};
+
+mod cuda {
+    use super::{KERNELS, RmsNormBackward};
+    use crate::cuda::{PART, by_rows, columns_of_parts, kernel_of};
+    use crate::rows::rows_of;
+    use kumiki_tensor::cuda::{Arg, launch};
+    use kumiki_tensor::{DType, Tensor};
+
+    pub fn forward(x: &Tensor, weight: &Tensor, eps: f64, y: &mut Tensor, rstd: &mut Tensor) {
+        let (device, (rows, d)) = (x.cuda().expect("on a CUDA device"), rows_of(x));
+        let of_y = y.cuda_out();
+        let args = [x.cuda_in(), weight.cuda_in(), of_y, rstd.cuda_out(), Arg::I64(d as i64), Arg::F64(eps)];
+        // SAFETY: the kernel's arguments; a block for each of the rows of d, which x, y and rstd have.
+        unsafe { launch(device, &KERNELS, &kernel_of("rms_norm_forward", x.dtype()), by_rows(rows, d), &args) };
+    }
+
+    pub fn backward(saved: &RmsNormBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let RmsNormBackward { x, weight, rstd } = saved;
+        let (device, (rows, d)) = (x.cuda().expect("on a CUDA device"), rows_of(x));
+        let mut dx = dout;
+        dx.own();
+        // Before `dx` is written over `dout`.
+        let dweight = needs[1].then(|| {
+            let (parts, shape) = columns_of_parts(rows, d);
+            let mut partial = x.new_empty(DType::F64, &[parts, d]);
+            let sizes = [rows as i64, d as i64, PART as i64].map(Arg::I64);
+            let args = [&[x.cuda_in(), dx.cuda_in(), rstd.cuda_in(), partial.cuda_out()][..], &sizes].concat();
+            // SAFETY: the kernel's arguments; `partial` has a row for each part.
+            unsafe { launch(device, &KERNELS, &kernel_of("rms_norm_dweight", x.dtype()), shape, &args) };
+            partial.sum_to(&[d]).cast(x.dtype())
+        });
+        let dx = needs[0].then(|| {
+            let args = [x.cuda_in(), weight.cuda_in(), rstd.cuda_in(), dx.cuda_out(), Arg::I64(d as i64)];
+            // SAFETY: as in `forward`; `dx` is its own.
+            unsafe { launch(device, &KERNELS, &kernel_of("rms_norm_backward", x.dtype()), by_rows(rows, d), &args) };
+            dx
+        });
+        vec![dx, dweight]
     }
 }
 

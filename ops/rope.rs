@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, dispatch_real, kernels, threads};
 
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
@@ -63,7 +64,7 @@ fn rotated(x: &Var, base: f64, positions: Vec<i64>) -> Var {
     if x.dtype() == DType::BF16 {
         return widened(&[x], |v| rotated(&v[0], base, positions));
     }
-    let mut y = Tensor::empty(x.dtype(), x.shape());
+    let mut y = x.value().new_empty(x.dtype(), x.shape());
     rotate(&mut y, Some(&x.value().contiguous()), base, &positions);
     Var::from_op(y, &[x], || RopeBackward { base, positions })
 }
@@ -129,10 +130,50 @@ fn table(k: usize, base: f64, dtype: DType, positions: &[i64]) -> (Tensor, Vec<u
     (known.clone(), positions.iter().map(|p| p.unsigned_abs() as usize).collect())
 }
 
+pub(crate) static KERNELS: Source = Source {
+    file: "rope.cu",
+    text: include_str!("rope.cu"),
+    headers: &[],
+    kernels: kernels!["rope" of "float" "double"],
+};
+
+mod cuda {
+    use super::KERNELS;
+    use crate::cuda::kernel_of;
+    use kumiki_tensor::cuda::{Arg, launch, over};
+    use kumiki_tensor::{Device, Tensor};
+
+    pub fn rotate(y: &mut Tensor, x: Option<&Tensor>, base: f64, positions: &[i64]) {
+        y.own();
+        let device = y.cuda().expect("on a CUDA device").clone();
+        let [batch, time, heads, k] = *y.shape() else { unreachable!("of four axes") };
+        let first = positions[0];
+        let step = positions.get(1).map_or(0, |second| second - first);
+        // Of a sequence, nothing need be sent.
+        let regular = positions.windows(2).all(|pair| pair[1] - pair[0] == step);
+        let listed = (!regular).then(|| {
+            let there = Tensor::from_slice(positions, &[time]).to(&Device::Cuda(device.clone()));
+            there.unwrap_or_else(|error| panic!("{error}"))
+        });
+        let kernel = kernel_of("rope", y.dtype());
+        let to = y.cuda_out();
+        // Without x it is written over.
+        let from = x.map_or(to, Tensor::cuda_in);
+        let mut args = vec![from, to, listed.as_ref().map_or(Arg::Null, Tensor::cuda_in)];
+        args.extend([Arg::I64(first), Arg::I64(step), Arg::F64(base)]);
+        args.extend([batch, time, heads, k].map(|n| Arg::I64(n as i64)));
+        // SAFETY: the kernel's arguments; x has the shape of y, and a pair is read before it is written, by one thread.
+        unsafe { launch(&device, &KERNELS, &kernel, over(time * k / 2), &args) };
+    }
+}
+
 /// Rotates `y` in place, after filling it from `x` if there is one.
 pub(crate) fn rotate(y: &mut Tensor, x: Option<&Tensor>, base: f64, positions: &[i64]) {
     if y.is_empty() {
         return;
+    }
+    if y.cuda().is_some() {
+        return cuda::rotate(y, x, base, positions);
     }
     let (time, heads, k) = (y.dim(1), y.dim(2), y.dim(3));
     let (table, rows) = table(k, base, y.dtype(), positions);

@@ -6,9 +6,11 @@
 //! around it for `narrow`; the sum over repeats for `expand`, which the tape takes. Saves sizes, no tensor.
 
 use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::cuda::{Arg, Source, launch, over};
 use kumiki_tensor::shape::Dims;
-use kumiki_tensor::{Tensor, dispatch, threads};
+use kumiki_tensor::{Tensor, dispatch, kernels, threads};
 
+use crate::cuda::kernel_of;
 use crate::registry::OpCase;
 
 /// `x` under another shape, in row-major order; a view where the strides of `x` allow it, else one copy.
@@ -133,17 +135,32 @@ impl Backward for ViewBackward {
     }
 }
 
+pub(crate) static KERNELS: Source = Source {
+    file: "views.cu",
+    text: include_str!("views.cu"),
+    headers: &[],
+    kernels: kernels!["between_zeros" of "float" "double" "bf16"],
+};
+
 /// `size` entries along `axis`, of which those from `start` on are `part` and the others 0: written in one pass.
 fn between_zeros(part: &Tensor, axis: usize, start: usize, size: usize) -> Tensor {
     let mut shape = part.shape().to_vec();
     shape[axis] = size;
     let inner: usize = shape[axis + 1..].iter().product();
     let (row, before, len) = (size * inner, start * inner, part.dim(axis) * inner);
-    let mut out = Tensor::empty(part.dtype(), &shape);
+    let mut out = part.new_empty(part.dtype(), &shape);
     if out.is_empty() {
         return out;
     }
     let part = part.contiguous();
+    if let Some(device) = part.cuda() {
+        let count = out.len();
+        let sizes = [start, part.dim(axis), size, inner, count].map(|n| Arg::I64(n as i64));
+        let args = [&[part.cuda_in(), out.cuda_out()][..], &sizes].concat();
+        // SAFETY: the kernel's arguments, of contiguous tensors of these sizes.
+        unsafe { launch(device, &KERNELS, &kernel_of("between_zeros", part.dtype()), over(count), &args) };
+        return out;
+    }
     let rows = (16 * 1024 / row).max(1);
     dispatch!(part.dtype(), E => {
         let x = part.as_slice::<E>();

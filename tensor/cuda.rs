@@ -85,7 +85,7 @@ impl Tensor {
     #[track_caller]
     pub fn cuda_address(&self) -> u64 {
         let buffer = self.storage.on_cuda().expect("a tensor on a CUDA device");
-        buffer.address(if self.is_empty() { 0 } else { self.offset * self.dtype.size() })
+        buffer.address(self.first_byte())
     }
 
     /// The address of the first element, for a kernel that reads.
@@ -94,7 +94,7 @@ impl Tensor {
     /// When the elements do not lie on a CUDA device.
     #[track_caller]
     pub fn cuda_in(&self) -> Arg<'_> {
-        Arg::In(self.storage.on_cuda().expect("a tensor on a CUDA device"), self.offset * self.dtype.size())
+        Arg::In(self.storage.on_cuda().expect("a tensor on a CUDA device"), self.first_byte())
     }
 
     /// The address of the first element, for a kernel that writes.
@@ -104,7 +104,7 @@ impl Tensor {
     #[track_caller]
     pub fn cuda_out(&mut self) -> Arg<'_> {
         assert!(self.is_unique(), "cuda_out: the storage is shared with another tensor");
-        Arg::Out(self.storage.on_cuda().expect("a tensor on a CUDA device"), self.offset * self.dtype.size())
+        Arg::Out(self.storage.on_cuda().expect("a tensor on a CUDA device"), self.first_byte())
     }
 }
 

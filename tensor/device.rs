@@ -54,11 +54,16 @@ impl Tensor {
                 let rows = self.contiguous();
                 let buffer = rows.storage.on_cuda().expect("a copy stays on its device");
                 let mut out = Tensor::empty(self.dtype(), self.shape());
-                buffer.download(rows.offset() * self.dtype().size(), out.bytes_mut())?;
+                buffer.download(rows.first_byte(), out.bytes_mut())?;
                 Ok(out)
             }
             (Some(_), Device::Cuda(_)) => self.to(&Device::Cpu)?.to(device),
         }
+    }
+
+    /// Where the first element lies in the storage; of a view without elements, which may begin anywhere, at its start.
+    pub(crate) fn first_byte(&self) -> usize {
+        if self.is_empty() { 0 } else { self.offset() * self.dtype().size() }
     }
 
     /// As [`Tensor::to`] the CPU, for reading a few numbers.
