@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::source::{Launch, Source};
@@ -93,6 +94,28 @@ pub(crate) trait Backend: Send + Sync {
     fn matmul(&self, product: &Matmul) -> Result<(), Error>;
     /// Waits for everything asked for so far.
     fn synchronize(&self) -> Result<(), Error>;
+    /// How long the device takes for what `work` asks of it.
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, Error> {
+        self.synchronize()?;
+        let start = Instant::now();
+        work();
+        self.synchronize()?;
+        Ok(start.elapsed())
+    }
+    /// Records what `work` asks for, without doing it. `None`, and `work` is not called, where the device cannot.
+    fn record(&self, work: &mut dyn FnMut() -> Result<(), Error>) -> Result<Option<Box<dyn Replay>>, Error> {
+        let _ = work;
+        Ok(None)
+    }
+}
+
+/// Recorded work.
+pub(crate) trait Replay: Send + Sync {
+    /// Asks for it once more.
+    ///
+    /// # Safety
+    /// What it reads and writes is still there, and of what it writes nobody holds the contents.
+    unsafe fn launch(&self) -> Result<(), Error>;
 }
 
 /// A compiled source on its device.

@@ -105,6 +105,10 @@ impl Device {
         self.0.backend.properties()
     }
 
+    pub(crate) fn pool(&self) -> &Mutex<Pool> {
+        &self.0.pool
+    }
+
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.backend
     }
@@ -122,7 +126,7 @@ impl Device {
             Some(address) => address,
             None => {
                 let mut address = backend.allocate(class)?;
-                if address.is_none() {
+                if address.is_none() && !pool.recording {
                     // Blocks of other sizes may make room.
                     for (class, block) in pool.drain() {
                         // SAFETY: allocated with this size; nobody holds a block that waits.

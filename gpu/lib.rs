@@ -7,18 +7,24 @@
 
 mod backend;
 mod buffer;
+#[cfg(feature = "cuda")]
+mod cache;
 mod device;
 #[cfg(feature = "cuda")]
 mod driver;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod error;
+mod graph;
 mod pool;
 mod source;
 
 pub use backend::{Matmul, MatmulType, Operand, Properties};
 pub use buffer::Buffer;
 pub use device::{Device, availability};
+#[cfg(feature = "cuda")]
+pub use driver::{KernelResources, compile};
 pub use error::Error;
+pub use graph::Graph;
 pub use pool::MemoryStats;
 pub use source::{Arg, Launch, Source};

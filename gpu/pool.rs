@@ -16,10 +16,15 @@ pub struct MemoryStats {
 }
 
 /// Blocks that wait, by size.
+pub(crate) type Waiting = BTreeMap<usize, Vec<u64>>;
+
+/// Blocks that wait, and what was lent.
 #[derive(Default)]
 pub(crate) struct Pool {
-    free: BTreeMap<usize, Vec<u64>>,
+    free: Waiting,
     pub stats: MemoryStats,
+    /// Whether the blocks that wait belong to a graph that is being recorded: none of them may be freed.
+    pub recording: bool,
 }
 
 impl Pool {
@@ -51,6 +56,13 @@ impl Pool {
         self.stats.live -= bytes;
     }
 
+    /// Takes all waiting blocks aside, and lets these wait instead.
+    pub fn exchange(&mut self, others: Waiting) -> Waiting {
+        let bytes = |waiting: &Waiting| waiting.iter().map(|(class, blocks)| class * blocks.len()).sum::<usize>();
+        self.stats.cached = self.stats.cached + bytes(&others) - bytes(&self.free);
+        std::mem::replace(&mut self.free, others)
+    }
+
     /// All waiting blocks, with their sizes.
     pub fn drain(&mut self) -> Vec<(usize, u64)> {
         self.stats.cached = 0;
@@ -80,5 +92,16 @@ mod tests {
         pool.put(1024, 7);
         assert_eq!((pool.take(512), pool.take(1024), pool.take(1024)), (None, Some(7), None));
         assert_eq!(pool.stats.cached, 0);
+    }
+
+    #[test]
+    fn blocks_taken_aside_are_not_given_out() {
+        let mut pool = Pool::default();
+        pool.put(1024, 7);
+        let aside = pool.exchange(Waiting::new());
+        assert_eq!((pool.stats.cached, pool.take(1024)), (0, None));
+        pool.put(512, 9);
+        let others = pool.exchange(aside);
+        assert_eq!((pool.stats.cached, pool.take(1024), others), (1024, Some(7), Waiting::from([(512, vec![9])])));
     }
 }
