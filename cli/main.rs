@@ -85,7 +85,7 @@ KUMIKI_SIMD=portable|avx2|avx512|amx chooses the instructions, which round diffe
 enum Device {
     /// The processor
     Cpu,
-    /// An NVIDIA card; not built yet
+    /// An NVIDIA card; no command runs there yet
     Cuda,
 }
 
@@ -125,6 +125,8 @@ enum Command {
 fn run(cli: Cli) -> Result<()> {
     if cli.device == Device::Cuda {
         gpu::availability().map_err(|error| Error::new(error.to_string()))?;
+        let one = "cuda:0 is there, but no command runs on it yet: only operators do (docs/gpu.md); use --device cpu";
+        return Err(Error::new(one));
     }
     // Asked for before anything runs: in the middle of it a wrong value could only be a panic.
     threads::configured_threads().map_err(Error::new)?;

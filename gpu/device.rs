@@ -67,11 +67,12 @@ impl Device {
         Device::known(&EMULATED, index, crate::emulator::open)
     }
 
-    /// The devices that tests run on: an emulated one in builds with the feature `emulator`, and a card if there is one.
+    /// The devices that tests run on: an emulated one in builds with the feature `emulator` (on Linux), and a card if there is
+    /// one.
     pub fn for_tests() -> Vec<Device> {
-        #[cfg(feature = "emulator")]
+        #[cfg(all(feature = "emulator", target_os = "linux"))]
         let emulated = Device::emulated(0).ok();
-        #[cfg(not(feature = "emulator"))]
+        #[cfg(not(all(feature = "emulator", target_os = "linux")))]
         let emulated = None;
         emulated.into_iter().chain(Device::open(0)).collect()
     }

@@ -176,7 +176,7 @@ mod tests {
     /// `f` of a tensor on each device that there is, with the tensor itself.
     fn on_devices(x: &Tensor, f: impl Fn(&Tensor)) {
         let devices = Device::for_tests();
-        assert!(!devices.is_empty());
+        assert!(!devices.is_empty() || !cfg!(target_os = "linux"));
         for device in devices {
             let there = x.to(&Place::Cuda(device)).unwrap();
             assert!(there.cuda().is_some() && there.dtype() == x.dtype() && there.shape() == x.shape());
@@ -245,6 +245,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
     #[should_panic(expected = "an operation without a CUDA kernel met a tensor on cuda:0")]
     fn what_has_no_kernel_says_so() {
         let there = Tensor::ones(DType::F32, &[2]).to(&Place::Cuda(Device::emulated(0).unwrap())).unwrap();

@@ -85,7 +85,7 @@ impl Api {
         let version = unsafe {
             let mut version = 0;
             let get = library.function::<unsafe extern "C" fn(*mut c_int) -> u32>("cuDriverGetVersion")?;
-            (get(&raw mut version) == 0).then_some(version).unwrap_or(0)
+            if get(&raw mut version) == 0 { version } else { 0 }
         };
         is_new_enough(version)?;
         let api = Api {

@@ -93,9 +93,8 @@ impl Loaded {
         }
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a kernel of a module that stays loaded.
-        self.core
-            .api
-            .check(unsafe { (self.core.api.f.cuFuncSetAttribute)(kernel.function, attribute, shared as i32) })?;
+        let result = unsafe { (self.core.api.f.cuFuncSetAttribute)(kernel.function, attribute, shared as i32) };
+        self.core.api.check(result)?;
         *allowed = shared;
         Ok(())
     }

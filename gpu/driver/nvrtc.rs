@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::source::Source;
 
-const COMMON: (&str, &str) = ("common.cuh", include_str!("../common.cuh"));
+const COMMON: (&str, &str) = ("common.cuh", crate::source::COMMON);
 
 /// Products and sums may be fused; nothing else may differ from what the source says.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=true"];

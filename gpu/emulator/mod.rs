@@ -8,7 +8,7 @@
 mod compile;
 mod matmul;
 mod memory;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -20,8 +20,8 @@ __global__ void row_sum(const T *x, T *sums, int columns) {
 
 // More shared memory than a block has unless it is asked for, when launched with enough of it.
 extern "C" __global__ void reverse(float *x, int count) {
-    extern __shared__ float all[];
-    for (int i = threadIdx.x; i < count; i += blockDim.x) all[i] = x[i];
+    DYNAMIC_SHARED(float, room);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) room[i] = x[i];
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += blockDim.x) x[i] = all[count - 1 - i];
+    for (int i = threadIdx.x; i < count; i += blockDim.x) x[i] = room[count - 1 - i];
 }
