@@ -144,6 +144,25 @@ template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, T *s
     return all;
 }
 
+// Partial sums over rows: of `step` rows each, for 32 columns a block of 32 x 8 threads, in double precision and in an order
+// that depends on the shape only. partial[blockIdx.y][column] = Σ term(row, column).
+template <class Term>
+__device__ __forceinline__ void sum_columns(Term term, double *partial, i64 rows, i64 columns, i64 step) {
+    SHARED(double, sums, [8][32]);
+    i64 column = i64(blockIdx.x) * 32 + threadIdx.x;
+    i64 first = i64(blockIdx.y) * step, end = math::min(rows, first + step);
+    double sum = 0;
+    if (column < columns) {
+        for (i64 row = first + threadIdx.y; row < end; row += 8) sum += term(row, column);
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && column < columns) {
+        for (int y = 1; y < 8; y++) sum += sums[y][threadIdx.x];
+        partial[i64(blockIdx.y) * columns + column] = sum;
+    }
+}
+
 // --- Tensor cores -----------------------------------------------------------------------------------------------------
 
 // D[16, 8] += A[16, 16] B[16, 8], factors of BF16, by the 32 lanes of a warp. With g = lane / 4 and p = 2 (lane % 4):

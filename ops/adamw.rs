@@ -4,8 +4,10 @@
 //! p -= lr·(m/correction1) / (sqrt(v/correction2) + eps)`. Reads four values and writes three per element.
 //! Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101.
 
-use kumiki_tensor::{Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::{Arg, Device, Source, launch, over};
+use kumiki_tensor::{Tensor, dispatch_real, kernels, threads};
 
+use crate::cuda::kernel_of;
 use crate::simd::{Kernel, Lanes, Real};
 
 /// The numbers of one step; they are the same for all elements of a tensor.
@@ -47,6 +49,9 @@ pub fn adamw_update(step: &AdamWStep, param: &mut Tensor, grad: &Tensor, m: &mut
         );
     }
     let grad = grad.contiguous();
+    if let Some(device) = grad.cuda() {
+        return on_cuda(device, step, param, &grad, m, v);
+    }
     dispatch_real!("adamw_update", param.dtype(), E => {
         let g = grad.as_slice::<E>();
         let moments: Vec<(&mut [E], &mut [E])> =
@@ -57,6 +62,26 @@ pub fn adamw_update(step: &AdamWStep, param: &mut Tensor, grad: &Tensor, m: &mut
             E::dispatch(Update { step: *step, p, g, m, v });
         });
     });
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "adamw.cu",
+    text: include_str!("adamw.cu"),
+    headers: &[],
+    kernels: kernels!["adamw" of "float" "double"],
+};
+
+fn on_cuda(device: &Device, step: &AdamWStep, param: &mut Tensor, grad: &Tensor, m: &mut Tensor, v: &mut Tensor) {
+    let s = step;
+    let numbers = [s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.correction1, s.correction2];
+    let numbers: Vec<u8> = numbers.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let count = param.len();
+    [&mut *param, &mut *m, &mut *v].into_iter().for_each(Tensor::own);
+    let kernel = kernel_of("adamw", param.dtype());
+    let tensors = [param.cuda_out(), grad.cuda_in(), m.cuda_out(), v.cuda_out()];
+    let args = [&[Arg::Struct(&numbers)], &tensors[..], &[Arg::I64(count as i64)]].concat();
+    // SAFETY: the kernel's arguments; all four are contiguous and of so many elements.
+    unsafe { launch(device, &KERNELS, &kernel, over(count), &args) };
 }
 
 struct Update<'a, E> {
@@ -97,7 +122,7 @@ impl<E: Real> Kernel<E> for Update<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kumiki_tensor::{DType, Rng};
+    use kumiki_tensor::{DType, Device as Place, Rng};
 
     /// Step 3 with moments that two others left behind, element by element in f64.
     fn naive(s: &AdamWStep, p: f64, g: f64, m: f64, v: f64) -> [f64; 3] {
@@ -117,13 +142,15 @@ mod tests {
             correction1: 1.0 - 0.9f64.powi(3),
             correction2: 1.0 - 0.95f64.powi(3),
         };
-        for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 3e-6)] {
+        let devices: Vec<_> = Device::for_tests().into_iter().map(Place::Cuda).chain([Place::Cpu]).collect();
+        let dtypes = [(DType::F64, 1e-14), (DType::F32, 3e-6)];
+        for (device, (dtype, tolerance)) in devices.iter().flat_map(|device| dtypes.map(|dtype| (device, dtype))) {
             for len in [0, 1, 7, 16, 33, 40_001] {
                 let mut rng = Rng::new(3);
                 let mut draw = |f: fn(f64) -> f64| {
                     let mut t = rng.normal(DType::F64, &[len], 0.0, 1.0);
                     t.make_mut::<f64>().iter_mut().for_each(|x| *x = f(*x));
-                    t.cast(dtype)
+                    t.cast(dtype).to(device).unwrap()
                 };
                 let (mut p, g, mut m, mut v) =
                     (draw(|x| x), draw(|x| x), draw(|x| 0.1 * x), draw(|x| 0.1 + 0.01 * x * x));

@@ -16,6 +16,7 @@ use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
 
 use crate::cast::cast;
 use crate::cross_entropy::{IGNORED, checked_targets, gradient_over, log_sum_exp, rows_per_task};
+use crate::cross_entropy_from_hidden_cuda::loss as on_cuda;
 use crate::gemm::{Factor, MatMut, MatRef};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Kernel, Lanes, Real, Unary, map_unary_inplace};
@@ -70,6 +71,15 @@ fn loss(op: &'static str, hidden: &Var, embedding: &Var, targets: &Tensor, ignor
     let scale = if mean { 1.0 / count.max(1) as f64 } else { 1.0 };
     let needs = [hidden.requires_grad(), embedding.requires_grad()];
     let (h, e) = (hidden.value().contiguous(), embedding.value().contiguous());
+    if h.cuda().is_some() {
+        let chunk = (CHUNK / n_vocab.max(1)).max(MIN_ROWS);
+        let (total, dhidden, dembedding) = on_cuda((&h, &e), embedding.is_narrow(), &indices, scale, needs, chunk);
+        return Var::from_op(total, &[hidden, embedding], || CrossEntropyFromHiddenBackward {
+            op,
+            dhidden,
+            dembedding,
+        });
+    }
     let (total, dhidden, dembedding) = dispatch_real!(op, h.dtype(), E => {
         let mut dhidden = needs[0].then(|| Tensor::empty(h.dtype(), h.shape()));
         let mut dembedding = needs[1].then(|| Tensor::empty(e.dtype(), e.shape()));
@@ -114,7 +124,9 @@ impl Backward for CrossEntropyFromHiddenBackward {
 /// The gradient times `factor`, in place.
 fn scaled(mut gradient: Tensor, factor: f64) -> Tensor {
     const CHUNK: usize = 16 * 1024;
-    if factor != 1.0 {
+    if gradient.cuda().is_some() {
+        gradient.scale(factor);
+    } else if factor != 1.0 {
         dispatch_real!("cross_entropy_from_hidden", gradient.dtype(), E => {
             let by = Times(factor as E);
             threads::parallel_chunks_mut(gradient.make_mut::<E>(), CHUNK, CHUNK, |_, x| map_unary_inplace(&by, x));

@@ -16,6 +16,7 @@ pub const ON_CUDA: &[&str] = &[
     "add_scalar",
     "clamp",
     "contiguous",
+    "cross_entropy_from_hidden",
     "div",
     "embedding",
     "exp",
@@ -24,6 +25,7 @@ pub const ON_CUDA: &[&str] = &[
     "index_select",
     "linear",
     "log",
+    "log_softmax",
     "matmul",
     "mean",
     "mul",
@@ -41,6 +43,7 @@ pub const ON_CUDA: &[&str] = &[
     "sigmoid",
     "silu",
     "silu_integral",
+    "softmax",
     "softplus",
     "sqrt",
     "squeeze",
@@ -55,12 +58,15 @@ pub const ON_CUDA: &[&str] = &[
 /// The sources of the operators' kernels.
 pub const SOURCES: &[&Source] = &[
     &crate::activations::KERNELS,
+    &crate::adamw::KERNELS,
     &crate::arithmetic::KERNELS,
+    &crate::cross_entropy_from_hidden_cuda::KERNELS,
     &crate::index_select::KERNELS,
     &crate::pow::KERNELS,
     &crate::rms_norm::KERNELS,
     &crate::rope::KERNELS,
     &crate::silu_integral::KERNELS,
+    &crate::softmax::KERNELS,
     &crate::swiglu::KERNELS,
     &crate::unary::KERNELS,
     &crate::views::KERNELS,
@@ -116,15 +122,6 @@ pub(crate) fn by_rows(rows: usize, d: usize) -> Launch {
         u32::try_from(rows).expect("so many rows do not fit in memory"),
         if d == 0 { 32 } else { threads as u32 },
     )
-}
-
-/// Rows of which a block sums a column: fixed, so that the order of sums depends on the shape only.
-pub(crate) const PART: usize = 1024;
-
-/// For kernels that sum 32 columns of [`PART`] rows a block of 32 × 8 threads: the number of parts, and the launch.
-pub(crate) fn columns_of_parts(rows: usize, columns: usize) -> (usize, Launch) {
-    let parts = rows.div_ceil(PART).max(1);
-    (parts, Launch { grid: [columns.div_ceil(32) as u32, parts as u32, 1], block: [32, 8, 1], shared: 0 })
 }
 
 /// Indices on a device.

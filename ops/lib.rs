@@ -22,6 +22,7 @@ mod concat;
 mod count;
 mod cross_entropy;
 mod cross_entropy_from_hidden;
+mod cross_entropy_from_hidden_cuda;
 mod cuda;
 mod cumsum;
 mod dropout;

@@ -1,24 +1,49 @@
 //! Products of matrices on a CUDA device, by its library.
 
 use kumiki_tensor::cuda::{Matmul, MatmulType, Operand};
+use kumiki_tensor::shape::Dims;
 use kumiki_tensor::{DType, Tensor};
 
 /// `out[.., m, n] = a[.., m, k] b[.., k, n]`, added to it if `accumulate`. Of at most one leading axis, the same in all; `out` is
 /// contiguous, in storage of its own, of the dtype of the factors or F32 where those are BF16.
 pub(super) fn product(out: &mut Tensor, a: &Tensor, b: &Tensor, accumulate: bool) {
-    let device = a.cuda().expect("on a CUDA device").clone();
     out.own();
+    let shape = Dims::new(out.shape());
+    product_to((out, 0), &shape, a, b, accumulate);
+}
+
+/// As [`product`], to a part of `out` that begins at an element and has this shape; contiguous, in storage of its own.
+///
+/// # Panics
+/// When there are not so many elements.
+pub(super) fn product_to(
+    (out, start): (&mut Tensor, usize),
+    shape: &[usize],
+    a: &Tensor,
+    b: &Tensor,
+    accumulate: bool,
+) {
+    let device = a.cuda().expect("on a CUDA device").clone();
+    assert!(out.is_unique() && start + shape.iter().product::<usize>() <= out.len());
     let (a, b) = (readable(a), readable(b));
-    let rank = out.rank();
+    let rank = shape.len();
     let (m, n, k) = (a.dim(rank - 2), b.dim(rank - 1), a.dim(rank - 1));
     if k == 0 {
+        // What was there, or nothing.
         if !accumulate {
-            *out = out.new_full(out.dtype(), out.shape(), 0.0);
+            assert!(start == 0 && shape == out.shape(), "a part of nothing");
+            *out = out.new_full(out.dtype(), shape, 0.0);
         }
         return;
     }
-    let batch = if rank == 3 { out.dim(0) } else { 1 };
-    let c = Operand { batch_stride: m * n, stride: n, transposed: false, ..operand(out) };
+    let batch = if rank == 3 { shape[0] } else { 1 };
+    let c = Operand {
+        address: out.cuda_address() + (start * out.dtype().size()) as u64,
+        dtype: type_of(out),
+        transposed: false,
+        stride: n,
+        batch_stride: m * n,
+    };
     let product = Matmul { m, n, k, batch, a: operand(&a), b: operand(&b), c, accumulate, tf32: false };
     // SAFETY: the operands lie in tensors of the device, and `out` is in storage of its own.
     unsafe { device.matmul(&product) }.unwrap_or_else(|error| panic!("{error}"));
@@ -36,6 +61,14 @@ fn readable(x: &Tensor) -> Tensor {
     if is_readable(x) { x.clone() } else { x.copy() }
 }
 
+fn type_of(x: &Tensor) -> MatmulType {
+    match x.dtype() {
+        DType::F64 => MatmulType::F64,
+        DType::BF16 => MatmulType::Bf16,
+        _ => MatmulType::F32,
+    }
+}
+
 fn operand(x: &Tensor) -> Operand {
     let rank = x.rank();
     let ([rows, columns], strides) = ([x.dim(rank - 2), x.dim(rank - 1)], &x.strides()[rank - 2..]);
@@ -43,11 +76,7 @@ fn operand(x: &Tensor) -> Operand {
     let (stride, length) = if transposed { (strides[1], rows) } else { (strides[0], columns) };
     Operand {
         address: x.cuda_address(),
-        dtype: match x.dtype() {
-            DType::F64 => MatmulType::F64,
-            DType::BF16 => MatmulType::Bf16,
-            _ => MatmulType::F32,
-        },
+        dtype: type_of(x),
         transposed,
         // Of one line it does not matter, but the library wants a possible one.
         stride: stride.max(length),

@@ -37,23 +37,10 @@ __global__ void rms_norm_backward(const T *__restrict__ x, const T *__restrict__
     }
 }
 
-// Σ dout x rstd over `step` rows each, of 32 columns a block of 32 x 8 threads: partial[blockIdx.y][column].
+// Partial sums of dout x rstd.
 template <class T>
 __global__ void rms_norm_dweight(const T *__restrict__ x, const T *__restrict__ dout, const Sum<T> *__restrict__ rstd,
                                  double *__restrict__ partial, i64 rows, i64 d, i64 step) {
-    SHARED(double, sums, [8][32]);
-    i64 column = i64(blockIdx.x) * 32 + threadIdx.x;
-    i64 first = i64(blockIdx.y) * step, end = math::min(rows, first + step);
-    double sum = 0;
-    if (column < d) {
-        for (i64 row = first + threadIdx.y; row < end; row += 8) {
-            sum += double(widen(dout[row * d + column])) * widen(x[row * d + column]) * rstd[row];
-        }
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < d) {
-        for (int y = 1; y < 8; y++) sum += sums[y][threadIdx.x];
-        partial[i64(blockIdx.y) * d + column] = sum;
-    }
+    auto term = [=](i64 row, i64 i) { return double(widen(dout[row * d + i])) * widen(x[row * d + i]) * rstd[row]; };
+    sum_columns(term, partial, rows, d, step);
 }

@@ -112,9 +112,9 @@ pub(crate) static KERNELS: Source = Source {
 
 mod cuda {
     use super::{KERNELS, RmsNormBackward};
-    use crate::cuda::{PART, by_rows, columns_of_parts, kernel_of};
+    use crate::cuda::{by_rows, kernel_of};
     use crate::rows::rows_of;
-    use kumiki_tensor::cuda::{Arg, launch};
+    use kumiki_tensor::cuda::{Arg, PART, columns_of_parts, launch};
     use kumiki_tensor::{DType, Tensor};
 
     pub fn forward(x: &Tensor, weight: &Tensor, eps: f64, y: &mut Tensor, rstd: &mut Tensor) {

@@ -8,7 +8,8 @@
 //! one copy brings it there, and the result is a transposed view.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::cast::widened;
 use crate::elementwise::{CHUNK, in_chunks, writable};
@@ -42,6 +43,7 @@ fn normalised(name: &'static str, x: &Var, axis: usize, log: bool) -> Var {
         let x = &v[0];
         let rows = axis_last(x.value(), axis);
         let y = match x.dtype() {
+            _ if rows.cuda().is_some() => cuda::forward(&rows, log),
             DType::F32 => forward::<f32>(&rows, log),
             _ => forward::<f64>(&rows, log),
         };
@@ -74,10 +76,45 @@ impl Backward for SoftmaxBackward {
         let rows = dout.transpose(self.axis, last);
         drop(dout); // so that `rows` may be written over
         let dx = match rows.dtype() {
+            _ if rows.cuda().is_some() => cuda::backward(rows, &self.y, self.log),
             DType::F32 => backward::<f32>(rows, &self.y, self.log),
             _ => backward::<f64>(rows, &self.y, self.log),
         };
         vec![Some(dx.transpose(self.axis, last))]
+    }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "softmax.cu",
+    text: include_str!("softmax.cu"),
+    headers: &[],
+    kernels: kernels!["softmax_forward" of "float" "double", "softmax_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::KERNELS;
+    use crate::cuda::{by_rows, kernel_of};
+    use crate::elementwise::writable;
+    use crate::rows::rows_of;
+    use kumiki_tensor::Tensor;
+    use kumiki_tensor::cuda::{Arg, launch};
+
+    pub fn forward(x: &Tensor, log: bool) -> Tensor {
+        let (device, (rows, n)) = (x.cuda().expect("on a CUDA device"), rows_of(x));
+        let mut y = x.new_empty(x.dtype(), x.shape());
+        let args = [x.cuda_in(), y.cuda_out(), Arg::I64(n as i64), Arg::I32(i32::from(log))];
+        // SAFETY: the kernel's arguments; a block for each of the rows of n that both have.
+        unsafe { launch(device, &KERNELS, &kernel_of("softmax_forward", x.dtype()), by_rows(rows, n), &args) };
+        y
+    }
+
+    pub fn backward(dout: Tensor, y: &Tensor, log: bool) -> Tensor {
+        let (device, (rows, n)) = (y.cuda().expect("on a CUDA device"), rows_of(y));
+        let mut dx = writable(dout);
+        let args = [y.cuda_in(), dx.cuda_out(), Arg::I64(n as i64), Arg::I32(i32::from(log))];
+        // SAFETY: as in `forward`; `dx` is its own.
+        unsafe { launch(device, &KERNELS, &kernel_of("softmax_backward", y.dtype()), by_rows(rows, n), &args) };
+        dx
     }
 }
 

@@ -145,23 +145,25 @@ pub(crate) fn scale(device: &Device, x: &mut Tensor, factor: f64) {
     };
 }
 
-/// Rows that one block sums: fixed, so that the order of sums depends on the shape only.
-const ROWS: usize = 1024;
-/// Columns of a block, and rows that it reads at once.
-const BLOCK: [u32; 3] = [32, 8, 1];
+/// Rows of which a block sums a column: fixed, so that the order of sums depends on the shape only.
+pub const PART: usize = 1024;
+
+/// For kernels that call `sum_columns` with [`PART`] rows a block: the number of parts, and the launch.
+pub fn columns_of_parts(rows: usize, columns: usize) -> (usize, Launch) {
+    let parts = rows.div_ceil(PART).max(1);
+    (parts, Launch { grid: [columns.div_ceil(32) as u32, parts as u32, 1], block: [32, 8, 1], shared: 0 })
+}
 
 /// `Σ_r x[r, c]` of a contiguous `[rows, columns]`, written to `out` `[columns]`; in f64, in two steps.
 pub(crate) fn sum_rows(device: &Device, x: &Tensor, [rows, columns]: [usize; 2], out: &mut Tensor) {
-    let parts = rows.div_ceil(ROWS).max(1);
+    let (parts, shape) = columns_of_parts(rows, columns);
     let mut partial = x.new_empty(DType::F64, &[parts, columns]);
     let name = type_name(x.dtype());
     let [rows, columns] = [rows as i64, columns as i64];
-    let grid = [columns.unsigned_abs().div_ceil(32) as u32, 1, 1];
-    let shape = Launch { grid: [grid[0], parts as u32, 1], block: BLOCK, shared: 0 };
     // SAFETY: `sum_rows(const T *, double *, i64 rows, i64 columns)` writes `[gridDim.y, columns]`, and
     // `sum_parts(const double *, T *, i64 parts, i64 columns)` reads them.
     unsafe {
-        let args = [x.cuda_in(), partial.cuda_out(), Arg::I64(rows), Arg::I64(columns), Arg::I64(ROWS as i64)];
+        let args = [x.cuda_in(), partial.cuda_out(), Arg::I64(rows), Arg::I64(columns), Arg::I64(PART as i64)];
         launch(device, &KERNELS, &format!("sum_rows<{name}>"), shape, &args);
         let args = [partial.cuda_in(), out.cuda_out(), Arg::I64(parts as i64), Arg::I64(columns)];
         launch(device, &KERNELS, &format!("sum_parts<{name}>"), over(columns as usize), &args);

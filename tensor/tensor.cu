@@ -32,22 +32,9 @@ template <class T> __global__ void scale(T *__restrict__ x, double factor, i64 c
     GRID_STRIDE(i, count) x[i] = narrow<T>(widen(x[i]) * Sum<T>(factor));
 }
 
-// Partial sums of `step` rows each, of 32 columns a block of 32 x 8 threads: partial[blockIdx.y][column].
 template <class T>
 __global__ void sum_rows(const T *__restrict__ x, double *__restrict__ partial, i64 rows, i64 columns, i64 step) {
-    SHARED(double, sums, [8][32]);
-    i64 column = i64(blockIdx.x) * 32 + threadIdx.x;
-    i64 first = i64(blockIdx.y) * step, end = math::min(rows, first + step);
-    double sum = 0;
-    if (column < columns) {
-        for (i64 row = first + threadIdx.y; row < end; row += 8) sum += widen(x[row * columns + column]);
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {
-        for (int y = 1; y < 8; y++) sum += sums[y][threadIdx.x];
-        partial[i64(blockIdx.y) * columns + column] = sum;
-    }
+    sum_columns([=](i64 row, i64 column) { return double(widen(x[row * columns + column])); }, partial, rows, columns, step);
 }
 
 template <class T> __global__ void sum_parts(const double *__restrict__ partial, T *__restrict__ y, i64 parts, i64 columns) {
