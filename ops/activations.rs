@@ -17,9 +17,8 @@
 //! threshold, and relatively exact for very negative x.
 
 use kumiki_autograd::{Recipe, Var};
-use kumiki_tensor::cuda::Source;
 
-use crate::cuda::{OnCuda, formulas};
+use crate::cuda::formulas;
 use crate::elementwise::{Save, map, unary};
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -98,16 +97,8 @@ formulas!(
         "map" of "Sigmoid" "Silu" "Gelu" "Softplus" "Relu" "ReluSquared",
         "zip" of "Sigmoid" "Silu" "Gelu" "Softplus" "Relu" "ReluSquared",
     ],
-    [Sigmoid Silu Gelu Relu ReluSquared]
+    [Sigmoid, Silu, Gelu, Softplus(|f| [f.beta, 0.0]), Relu, ReluSquared]
 );
-
-impl OnCuda for Softplus {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "Softplus";
-    fn numbers(&self) -> [f64; 2] {
-        [self.beta, 0.0]
-    }
-}
 
 struct Sigmoid;
 

@@ -160,7 +160,7 @@ formulas!(
         "zip" of "Add" "Sub" "Mul" "Div" "NegDiv",
         "zip_views" of "Add" "Sub" "Mul" "Div" "NegDiv",
     ],
-    [Add Sub Mul Div NegDiv]
+    [Add, Sub, Mul, Div, NegDiv]
 );
 
 macro_rules! formula {

@@ -14,6 +14,8 @@ pub const ON_CUDA: &[&str] = &[
     "abs",
     "add",
     "add_scalar",
+    "attention",
+    "causal_attention",
     "clamp",
     "contiguous",
     "cross_entropy_from_hidden",
@@ -60,6 +62,7 @@ pub const SOURCES: &[&Source] = &[
     &crate::activations::KERNELS,
     &crate::adamw::KERNELS,
     &crate::arithmetic::KERNELS,
+    &crate::causal_attention_cuda::KERNELS,
     &crate::cross_entropy_from_hidden_cuda::KERNELS,
     &crate::index_select::KERNELS,
     &crate::pow::KERNELS,
@@ -84,10 +87,12 @@ pub(crate) trait OnCuda {
     }
 }
 
-/// The source of a file's formulas: `formulas!(KERNELS, "activations.cu", map of "Silu" .., zip of "Silu" ..)`, and
-/// [`OnCuda`] of those without numbers, by their names in Rust.
+/// The source of a file's formulas, such as `formulas!("f.cu", ["map" of "Silu" "Clamp"], [Silu, Clamp(|f| [f.lo, f.hi])])`,
+/// and [`OnCuda`] of each, with its numbers where it has some.
 macro_rules! formulas {
-    ($file:literal, [$($kernel:literal of $($name:literal)+),+ $(,)?], [$($plain:ident)*]) => {
+    (
+        $file:literal, [$($kernel:literal of $($name:literal)+),+ $(,)?], [$($formula:ident $(($numbers:expr))?),+ $(,)?]
+    ) => {
         pub(crate) static KERNELS: kumiki_tensor::cuda::Source = kumiki_tensor::cuda::Source {
             file: $file,
             text: include_str!($file),
@@ -98,10 +103,14 @@ macro_rules! formulas {
                 concat!($kernel, "<bf16, ", $name, ">"),
             )+)+],
         };
-        $(impl crate::cuda::OnCuda for $plain {
+        $(impl crate::cuda::OnCuda for $formula {
             const KERNELS: &'static kumiki_tensor::cuda::Source = &KERNELS;
-            const NAME: &'static str = stringify!($plain);
-        })*
+            const NAME: &'static str = stringify!($formula);
+            $(fn numbers(&self) -> [f64; 2] {
+                let numbers: fn(&Self) -> [f64; 2] = $numbers;
+                numbers(self)
+            })?
+        })+
     };
 }
 pub(crate) use formulas;

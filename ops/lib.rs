@@ -15,6 +15,7 @@ mod bench;
 mod broadcast;
 mod cast;
 mod causal_attention;
+mod causal_attention_cuda;
 mod cem_attention;
 mod cem_energy;
 mod cem_mlp;

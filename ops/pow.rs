@@ -6,9 +6,8 @@
 //! Cost: one pass over memory each way.
 
 use kumiki_autograd::Var;
-use kumiki_tensor::cuda::Source;
 
-use crate::cuda::{OnCuda, formulas};
+use crate::cuda::formulas;
 use crate::elementwise::{Save, unary};
 use crate::registry::OpCase;
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -33,29 +32,9 @@ pub fn pow(x: &Var, exponent: f64) -> Var {
     }
 }
 
-formulas!("pow.cu", ["map" of "WholePow" "HalfPow" "Pow", "zip" of "WholePow" "HalfPow" "Pow"], []);
-
-impl OnCuda for WholePow {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "WholePow";
-    fn numbers(&self) -> [f64; 2] {
-        [f64::from(self.exponent), 0.0]
-    }
-}
-impl OnCuda for HalfPow {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "HalfPow";
-    fn numbers(&self) -> [f64; 2] {
-        [f64::from(self.twice), 0.0]
-    }
-}
-impl OnCuda for Pow {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "Pow";
-    fn numbers(&self) -> [f64; 2] {
-        [self.exponent, 0.0]
-    }
-}
+formulas!("pow.cu", ["map" of "WholePow" "HalfPow" "Pow", "zip" of "WholePow" "HalfPow" "Pow"],
+    [WholePow(|f| [f64::from(f.exponent), 0.0]), HalfPow(|f| [f64::from(f.twice), 0.0]), Pow(|f| [f.exponent, 0.0])]
+);
 
 struct WholePow {
     exponent: i32,

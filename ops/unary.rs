@@ -17,9 +17,8 @@
 
 use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::Tensor;
-use kumiki_tensor::cuda::Source;
 
-use crate::cuda::{OnCuda, formulas};
+use crate::cuda::formulas;
 use crate::elementwise::{Formula1, Save, assert_float, map, map_over, unary};
 use crate::registry::OpCase;
 use crate::simd::{Binary, Lanes, Real, Unary};
@@ -139,30 +138,17 @@ formulas!(
         "map" of "Exp" "Log" "Sqrt" "Abs" "Clamp" "Tanh" "Scale" "Shift",
         "zip" of "Exp" "Log" "Sqrt" "Abs" "Clamp" "Tanh",
     ],
-    [Exp Log Sqrt Abs Tanh]
+    [
+        Exp,
+        Log,
+        Sqrt,
+        Abs,
+        Clamp(|f| [f.lo, f.hi]),
+        Tanh,
+        Scale(|f| [f.0, 0.0]),
+        Shift(|f| [f.0, 0.0]),
+    ]
 );
-
-impl OnCuda for Clamp {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "Clamp";
-    fn numbers(&self) -> [f64; 2] {
-        [self.lo, self.hi]
-    }
-}
-impl OnCuda for Scale {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "Scale";
-    fn numbers(&self) -> [f64; 2] {
-        [self.0, 0.0]
-    }
-}
-impl OnCuda for Shift {
-    const KERNELS: &'static Source = &KERNELS;
-    const NAME: &'static str = "Shift";
-    fn numbers(&self) -> [f64; 2] {
-        [self.0, 0.0]
-    }
-}
 
 /// `x · c`.
 pub(crate) struct Scale(pub(crate) f64);
