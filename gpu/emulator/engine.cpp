@@ -185,7 +185,10 @@ void check_shared(SharedArray &array, uintptr_t address, size_t bytes, bool writ
             s.write_warp_moment = warp_moment;
         }
         if (!write && !atomic) {
-            if (s.reader == NOBODY || s.read_moment != l.moment) {
+            // Reads before the warp's last operation are ordered before writes of the warp by it, and those of other warps meet
+            // this read as well.
+            bool ordered = s.reader_warp == warp && s.read_warp_moment != warp_moment;
+            if (s.reader == NOBODY || s.read_moment != l.moment || ordered) {
                 s.reader = thread;
                 s.reader_warp = warp;
             } else {

@@ -104,6 +104,16 @@ __global__ void in_its_warp(float *y) {
     __syncwarp();
     y[threadIdx.x] = room[threadIdx.x ^ 31];
 }
+__global__ void in_turns_in_its_warp(float *y) {
+    SHARED(float, sum, [1]);
+    if (threadIdx.x == 0) sum[0] = 1;
+    __syncwarp();
+    float seen = sum[0];
+    __syncwarp();
+    if (threadIdx.x == 0) sum[0] = sum[0] + 1;
+    __syncwarp();
+    y[threadIdx.x] = seen + sum[0];
+}
 __global__ void diverges(float *y) {
     if (threadIdx.x < 40) __syncthreads();
     y[threadIdx.x] = 1;

@@ -23,6 +23,7 @@ static TESTS: Source = Source {
         "races",
         "overwrites_what_others_read",
         "in_its_warp",
+        "in_turns_in_its_warp",
         "diverges",
         "diverges_between_two",
         "leaves_its_warp",
@@ -184,6 +185,7 @@ fn every_sort_of_fault_is_named() {
     }
     // What is right is not reported.
     launch("in_its_warp", Launch::of(1, 64), &[Arg::Out(&y, 0)]).unwrap();
+    launch("in_turns_in_its_warp", Launch::of(1, 32), &[Arg::Out(&y, 0)]).unwrap();
     launch("writes_beyond_shared", Launch::of(1, 32), &[Arg::Out(&y, 0), Arg::I32(7)]).unwrap();
     // A buffer that is no more.
     let gone = y.address(0);
