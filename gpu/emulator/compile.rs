@@ -20,11 +20,9 @@ const ENGINE: &str = include_str!("engine.cpp");
 const FLAGS: [&str; 8] =
     ["-std=c++17", "-O1", "-g1", "-gdwarf-4", "-fPIC", "-ffp-contract=off", "-Wall", "-Wno-unused-function"];
 /// Calls before each access to memory, and where an index is too large for its array or an integer overflows.
-const CHECKED: [&str; 5] = [
-    "-fsanitize=kernel-address,alignment,bounds,signed-integer-overflow,integer-divide-by-zero,shift",
-    "--param=asan-instrumentation-with-call-threshold=0",
-    "--param=asan-globals=0",
-    "--param=asan-stack=0",
+const CHECKED: [&str; 3] = [
+    "-fsanitize=thread,alignment,bounds,signed-integer-overflow,integer-divide-by-zero,shift",
+    "--param=tsan-instrument-func-entry-exit=0",
     "-Wno-unknown-pragmas",
 ];
 

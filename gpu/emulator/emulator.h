@@ -1,10 +1,10 @@
 // What a kernel's source finds on the CPU in place of CUDA's built-ins: one fiber per thread of a block (engine.cpp), and
 // every access to memory checked.
 //
-// The source is compiled by g++ with -fsanitize=kernel-address, which calls `__asan_load4_noabort(address)` and its like
-// before each access that it does not see to be right; those functions are ours, in engine.cpp, so that nothing of that
-// sanitizer's own is needed. Of a static array it would see some, hence shared arrays are declared by SHARED (common.cuh)
-// and lie where the engine says.
+// The source is compiled by g++ with -fsanitize=thread, which calls `__tsan_read4(address)` and its like before each access to
+// memory that others may see; those functions are ours, in engine.cpp, so that nothing of that sanitizer's own is needed.
+// (-fsanitize=kernel-address leaves out a store to where was just read from, and accesses to static arrays.) Shared arrays are
+// declared by SHARED (common.cuh) and lie where the engine says, apart from each other.
 #pragma once
 
 #include <cmath>
@@ -151,11 +151,11 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 // Calls a kernel with the arguments that `params` point to, which lie outside of what it may touch.
 template <class... A, size_t... I>
-__attribute__((no_sanitize("kernel-address"))) inline void
+__attribute__((no_sanitize("thread"))) inline void
 emulator_unpack(void (*kernel)(A...), void **params, std::integer_sequence<size_t, I...>) {
     kernel(*static_cast<std::remove_reference_t<A> *>(params[I])...);
 }
 template <class... A>
-__attribute__((no_sanitize("kernel-address"))) inline void emulator_call(void (*kernel)(A...), void **params) {
+__attribute__((no_sanitize("thread"))) inline void emulator_call(void (*kernel)(A...), void **params) {
     emulator_unpack(kernel, params, std::index_sequence_for<A...>{});
 }

@@ -461,16 +461,18 @@ __attribute__((visibility("default"))) int emulator_launch(void (*kernel)(void *
 // --- Called by what the compiler inserts ------------------------------------------------------------------------------
 
 #define KUMIKI_ACCESS(n)                                                                                                \
-    void __asan_load##n##_noabort(uintptr_t address) { check(address, n, false, __builtin_return_address(0)); }         \
-    void __asan_store##n##_noabort(uintptr_t address) { check(address, n, true, __builtin_return_address(0)); }
+    void __tsan_read##n(uintptr_t address) { check(address, n, false, __builtin_return_address(0)); }                   \
+    void __tsan_write##n(uintptr_t address) { check(address, n, true, __builtin_return_address(0)); }                   \
+    void __tsan_unaligned_read##n(uintptr_t address) { check(address, n, false, __builtin_return_address(0)); }         \
+    void __tsan_unaligned_write##n(uintptr_t address) { check(address, n, true, __builtin_return_address(0)); }
 KUMIKI_ACCESS(1)
 KUMIKI_ACCESS(2)
 KUMIKI_ACCESS(4)
 KUMIKI_ACCESS(8)
 KUMIKI_ACCESS(16)
-void __asan_loadN_noabort(uintptr_t address, size_t n) { check(address, n, false, __builtin_return_address(0)); }
-void __asan_storeN_noabort(uintptr_t address, size_t n) { check(address, n, true, __builtin_return_address(0)); }
-void __asan_handle_no_return() {}
+void __tsan_read_range(uintptr_t address, size_t n) { check(address, n, false, __builtin_return_address(0)); }
+void __tsan_write_range(uintptr_t address, size_t n) { check(address, n, true, __builtin_return_address(0)); }
+void __tsan_init() {}
 
 // Each is given a description that begins with a file, a line and a column.
 struct Location {

@@ -104,6 +104,14 @@ __global__ void in_its_warp(float *y) {
     __syncwarp();
     y[threadIdx.x] = room[threadIdx.x ^ 31];
 }
+__global__ void increments_together(float *y) {
+    SHARED(float, sum, [1]);
+    if (threadIdx.x == 0) sum[0] = 0;
+    __syncthreads();
+    sum[0] += 1;
+    __syncthreads();
+    y[threadIdx.x] = sum[0];
+}
 __global__ void in_turns_in_its_warp(float *y) {
     SHARED(float, sum, [1]);
     if (threadIdx.x == 0) sum[0] = 1;

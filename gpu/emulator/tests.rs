@@ -23,6 +23,7 @@ static TESTS: Source = Source {
         "races",
         "overwrites_what_others_read",
         "in_its_warp",
+        "increments_together",
         "in_turns_in_its_warp",
         "diverges",
         "diverges_between_two",
@@ -142,7 +143,14 @@ type Fault = (&'static str, u32, u32, &'static [i32], &'static [&'static str]);
 
 #[test]
 fn every_sort_of_fault_is_named() {
-    let faults: [Fault; 14] = [
+    let faults: [Fault; 15] = [
+        (
+            "increments_together",
+            64,
+            0,
+            &[],
+            &["thread (1, 0, 0)", "shared sum that thread 0 writes, with no barrier between"],
+        ),
         ("overflows", 1, 0, &[70_000], &["a product that overflows in line"]),
         ("leaves_its_array", 1, 0, &[4], &["an index outside of its array in line"]),
         ("writes_before", 1, 0, &[1], &["4 bytes before a buffer of 256", "tests.cu line"]),
