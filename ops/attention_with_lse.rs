@@ -25,15 +25,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, threads};
+use kumiki_tensor::{DType, Tensor};
 
-use crate::attention_tiles::{self, Number, Problem, Rows, Sees, Upstream, Values, Weighting};
-use crate::cast::{cast, wide};
+use crate::attention_tiles::{
+    self, Arrived, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive, shown_lse,
+};
+use crate::cast::cast;
 use crate::causal_attention::check_shapes;
 use crate::concat::concat;
 use crate::dual_attention::BlockStarts;
 use crate::registry::OpCase;
-use crate::simd::{self, Real};
+use crate::simd::Real;
 use crate::unary::exp;
 use crate::views::unsqueeze;
 
@@ -97,6 +99,7 @@ pub fn attention_with_lse(q: &Var, k: &Var, v: &Var, sees: &SeenKeys) -> (Var, V
     let (out, kept) = (attended.out.expect("kept"), attended.lse.expect("of a softmax"));
     // Within the kernels a query without keys has +inf.
     let lse = match dtype {
+        _ if kept.cuda().is_some() => shown_lse(&kept),
         DType::F64 => by_query::<f64>(&kept, |x| if x == f64::INFINITY { -x } else { x }),
         _ => by_query::<f32>(&kept, |x| if x == f32::INFINITY { -x } else { x }),
     };
@@ -160,26 +163,13 @@ impl Backward for AttendedBackward {
         vec![("out", &self.out)]
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
-        fn minus_delta<E: Number>(dout: &Tensor, out: &Tensor) -> Tensor {
-            let (batch, queries, heads) = (out.dim(0), out.dim(1), out.dim(2));
-            let mut delta = Tensor::empty(E::DTYPE, &[batch, queries, heads]);
-            let (d, o) = (Rows::<E>::new(dout), Rows::<E>::new(out));
-            let cost = heads * out.dim(3);
-            threads::parallel_chunks_mut(delta.as_mut_slice::<E>(), heads.max(1), cost, |n, delta| {
-                let (batch, i) = (n / queries, n % queries);
-                for (head, x) in delta.iter_mut().enumerate() {
-                    *x = E::ZERO - simd::dot(d.row(batch, i, head), o.row(batch, i, head));
-                }
-            });
-            delta
-        }
-        let dout = Rows::<f32>::prepare(&dout);
-        let dlse = match dout.dtype() {
-            DType::F64 => minus_delta::<f64>(&dout, &self.out),
-            _ => minus_delta::<f32>(&wide(&dout), &wide(&self.out)),
+        let Arrived { dout, mut delta, .. } = match self.out.dtype() {
+            DType::F64 => arrive::<f64>(dout, None, self.out, false),
+            _ => arrive::<f32>(dout, None, self.out, false),
         };
+        delta.scale(-1.0);
         self.dout.replace(Some(dout));
-        vec![Some(dlse)]
+        vec![Some(delta)]
     }
 }
 
@@ -201,20 +191,22 @@ impl Backward for LseBackward {
         vec![("q", &self.q), ("k", &self.k), ("v", &self.v), ("lse", &self.lse)]
     }
     fn backward(self: Box<Self>, dlse: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
-        fn gradients<E: Number>(saved: LseBackward, dlse: &Tensor, needs: [bool; 3]) -> Vec<Option<Tensor>> {
+        fn gradients<E: Number>(saved: LseBackward, dlse: Tensor, needs: [bool; 3]) -> Vec<Option<Tensor>> {
             let LseBackward { q, k, v, lse, sees, dout } = saved;
             let dout = dout.take().unwrap_or_else(|| {
                 let shape = [q.dim(0), q.dim(1), q.dim(2), v.dim(3)];
-                Tensor::zeros(E::DTYPE, &[1, 1, 1, v.dim(3)]).expand(&shape)
+                v.new_full(v.dtype(), &[1, 1, 1, v.dim(3)], 0.0).expand(&shape)
             });
-            let delta: Vec<E> = dlse.to_vec::<E>().into_iter().map(|x| E::ZERO - x).collect();
-            let up = Upstream { dout: Values::new(&dout), lse: Some(lse.as_slice::<E>()), delta: Some(&delta) };
+            let mut delta = dlse;
+            delta.own();
+            delta.scale(-1.0);
+            let up = Upstream { dout: Values::new(&dout), lse: Some(&lse), delta: Some(&delta) };
             with_problem::<E, _>(&[q, k, v], &sees, |p| attention_tiles::backward(p, &up, needs)).into()
         }
         let needs = [needs[0], needs[1], needs[2]];
         match dlse.dtype() {
-            DType::F64 => gradients::<f64>(*self, &dlse, needs),
-            _ => gradients::<f32>(*self, &dlse, needs),
+            DType::F64 => gradients::<f64>(*self, dlse, needs),
+            _ => gradients::<f32>(*self, dlse, needs),
         }
     }
 }

@@ -20,7 +20,6 @@ use kumiki_tensor::{DType, Tensor};
 
 use crate::attention_tiles::{self, Arrived, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive};
 use crate::cast::{is_stored_for, widened};
-use crate::causal_attention_cuda::Attention;
 use crate::registry::{BenchCase, OpCase};
 
 /// Which keys a query of [`attention`] sees, and the scale of the scores.
@@ -117,13 +116,6 @@ fn run(name: &'static str, q: &Var, k: &Var, v: &Var, options: &AttentionOptions
     widened(&[q, k, v], |x| {
         let saved = [&x[0], &x[1], &x[2]].map(|x| Rows::<f32>::prepare(x.value()));
         let plan = Plan { name, heads, scale, causal: options.causal, key_mask: options.key_mask.clone(), narrow };
-        if saved[0].cuda().is_some() {
-            let (out, lse) = plan.with_cuda(&saved, |attention| attention.forward());
-            return Var::from_op(out.clone(), &[&x[0], &x[1], &x[2]], || {
-                let [q, k, v] = saved;
-                AttentionBackward { q, k, v, out, lse, plan }
-            });
-        }
         let attended = match x[0].dtype() {
             DType::F64 => plan.with::<f64, _>(&saved, |p| attention_tiles::forward(p, None, true)),
             _ => plan.with::<f32, _>(&saved, |p| attention_tiles::forward(p, None, true)),
@@ -168,17 +160,6 @@ impl Plan {
     }
 }
 
-impl Plan {
-    fn with_cuda<R>(&self, [q, k, v]: &[Tensor; 3], f: impl FnOnce(&Attention) -> R) -> R {
-        let mask = self.key_mask.as_ref().map(|mask| {
-            let seen: Vec<u32> = mask.to_f64_vec().iter().map(|&x| u32::from(x != 0.0)).collect();
-            let there = Tensor::from_slice(&seen, mask.shape()).to(&q.device());
-            there.unwrap_or_else(|error| panic!("{error}"))
-        });
-        f(&Attention { q, k, v, mask: mask.as_ref(), causal: self.causal, scale: self.scale })
-    }
-}
-
 struct AttentionBackward {
     q: Tensor,
     k: Tensor,
@@ -201,16 +182,9 @@ impl Backward for AttentionBackward {
         fn gradients<E: Number>(saved: AttentionBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
             let AttentionBackward { q, k, v, out, lse, plan } = saved;
             let Arrived { dout, delta, .. } = arrive::<E>(dout, None, out, false);
-            let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
-            let up = Upstream { dout: Values::new(&dout), lse, delta };
+            let up = Upstream { dout: Values::new(&dout), lse: Some(&lse), delta: Some(&delta) };
             let needs = [needs[0], needs[1], needs[2]];
             plan.with::<E, _>(&[q, k, v], |p| attention_tiles::backward(p, &up, needs)).into()
-        }
-        if self.q.cuda().is_some() {
-            let AttentionBackward { q, k, v, out, lse, plan } = *self;
-            let needs = [needs[0], needs[1], needs[2]];
-            let dout = dout.contiguous();
-            return plan.with_cuda(&[q, k, v], |a| a.backward(&dout, &out, &lse, needs)).into();
         }
         match dout.dtype() {
             DType::F64 => gradients::<f64>(*self, dout, needs),

@@ -4,10 +4,29 @@
 //! other operators stand in their own files.
 
 use kumiki_tensor::cuda::{Arg, Device, Launch, Source, launch, over, type_name, view};
-use kumiki_tensor::{DType, Tensor};
+use kumiki_tensor::{DType, Element, Tensor};
 
 /// The header of all formulas.
 pub(crate) const ELEMENTWISE: (&str, &str) = ("elementwise.cuh", include_str!("elementwise.cuh"));
+
+/// The header of products of tiles.
+pub(crate) const TILE: (&str, &str) = ("tile.cuh", include_str!("tile.cuh"));
+/// As there.
+pub(crate) const TILE_THREADS: u32 = 128;
+/// Rows and columns of a tile of numbers of this type, as there.
+pub(crate) fn tile_size(dtype: DType) -> usize {
+    if dtype == DType::F64 { 32 } else { 64 }
+}
+
+/// The kernels of an operator on tiles: of a type, one of the values, and whether products are narrow; of both types; of one.
+macro_rules! fused {
+    ($($tiled:literal)+; $($other:literal)*; $($plain:literal)*) => { kumiki_tensor::kernels![
+        $($tiled of "float, float, false" "float, float, true" "float, bf16, false" "float, bf16, true" "double, double, false",)+
+        $($other of "float, float" "float, bf16" "double, double",)*
+        $($plain of "float" "double",)*
+    ] };
+}
+pub(crate) use fused;
 
 /// Operators that run on a CUDA device; the others panic there with a sentence.
 pub const ON_CUDA: &[&str] = &[
@@ -15,14 +34,18 @@ pub const ON_CUDA: &[&str] = &[
     "add",
     "add_scalar",
     "attention",
+    "attention_with_lse",
     "causal_attention",
     "clamp",
     "contiguous",
     "cross_entropy_from_hidden",
     "div",
+    "dual_attention",
     "embedding",
     "exp",
     "expand",
+    "gate_aggregate",
+    "gau_attention",
     "gelu",
     "index_select",
     "linear",
@@ -62,8 +85,9 @@ pub const SOURCES: &[&Source] = &[
     &crate::activations::KERNELS,
     &crate::adamw::KERNELS,
     &crate::arithmetic::KERNELS,
-    &crate::causal_attention_cuda::KERNELS,
+    &crate::attention_tiles::CUDA_KERNELS,
     &crate::cross_entropy_from_hidden_cuda::KERNELS,
+    &crate::gau_attention::KERNELS,
     &crate::index_select::KERNELS,
     &crate::pow::KERNELS,
     &crate::rms_norm::KERNELS,
@@ -72,6 +96,7 @@ pub const SOURCES: &[&Source] = &[
     &crate::softmax::KERNELS,
     &crate::swiglu::KERNELS,
     &crate::unary::KERNELS,
+    &crate::unit_rows::KERNELS,
     &crate::views::KERNELS,
 ];
 
@@ -133,11 +158,21 @@ pub(crate) fn by_rows(rows: usize, d: usize) -> Launch {
     )
 }
 
+/// A warp for each of so many rows.
+pub(crate) fn by_warps(rows: usize) -> Launch {
+    const WARPS: usize = 4;
+    Launch::of(u32::try_from(rows.div_ceil(WARPS)).expect("so many rows do not fit in memory"), 32 * WARPS as u32)
+}
+
+/// Numbers on a device, in one axis.
+pub(crate) fn on<E: Element>(device: &Device, numbers: &[E]) -> Tensor {
+    let there = Tensor::from_slice(numbers, &[numbers.len()]).to(&kumiki_tensor::Device::Cuda(device.clone()));
+    there.unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// Indices on a device.
 pub(crate) fn ids_on(device: &Device, ids: &[usize]) -> Tensor {
-    let ids: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
-    let there = Tensor::from_slice(&ids, &[ids.len()]).to(&kumiki_tensor::Device::Cuda(device.clone()));
-    there.unwrap_or_else(|error| panic!("{error}"))
+    on(device, &ids.iter().map(|&id| id as i64).collect::<Vec<_>>())
 }
 
 /// `f` of every element of a contiguous tensor.

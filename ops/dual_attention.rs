@@ -289,8 +289,7 @@ impl DualAttentionBackward {
     fn gradients<E: Number>(self, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
         let (out, lse) = (self.out.clone().expect("kept"), self.lse.as_ref().expect("of a softmax"));
         let Arrived { dout, delta, .. } = arrive::<E>(dout, None, out, false);
-        let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
-        let up = Upstream { dout: Values::new(&dout), lse, delta };
+        let up = Upstream { dout: Values::new(&dout), lse: Some(lse), delta: Some(&delta) };
         let of_sets = [[needs[1], needs[2]], [needs[3], needs[4]]];
         let (dq, [[dk_self, dv_self], [dk_context, dv_context]]) =
             self.with_sets::<E, _>(|sets| attention_tiles::backward_over(sets, &up, needs[0], of_sets));

@@ -85,9 +85,10 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
     let inputs: Vec<&Var> = [q, k, g, tau].into_iter().chain(v).collect();
     let keep = inputs.iter().any(|x| x.requires_grad());
     let narrow = inputs.iter().any(|x| x.is_narrow());
+    let tau = tau.value().contiguous();
     let Attended { out, gated, lse } = match q.dtype() {
-        DType::F64 => forward::<f64>(&operands, (tau.value(), narrow), factor.as_ref(), keep),
-        _ => forward::<f32>(&operands, (tau.value(), narrow), factor.as_ref(), keep),
+        DType::F64 => forward::<f64>(&operands, (&tau, narrow), factor.as_ref(), keep),
+        _ => forward::<f32>(&operands, (&tau, narrow), factor.as_ref(), keep),
     };
     let y = match v {
         Some(v) => gated.expect("asked for").reshape(v.shape()),
@@ -98,7 +99,7 @@ fn run(name: &'static str, q: &Var, k: &Var, g: &Var, tau: &Var, v: Option<&Var>
         let ([q, k, _], g) = (operands, Kept::of(g));
         let out = out.expect("kept when gradients are required");
         let lse = lse.expect("of a softmax");
-        GateAggregateBackward { name, q, k, g, tau: tau.value().contiguous(), v: factor, gate: out, lse, narrow }
+        GateAggregateBackward { name, q, k, g, tau, v: factor, gate: out, lse, narrow }
     });
     with_kept_factors(y, factors)
 }
@@ -116,9 +117,11 @@ impl Width for f64 {
 }
 
 /// Calls `f` with the attention problem from `tau q̂` to `k̂`.
-fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], narrow: bool, f: impl FnOnce(&Problem<E>) -> R) -> R {
-    let (scaled_q, unit_k) = (unit_rows(q, Some(tau)), unit_rows::<E>(k, None));
+fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &Tensor, narrow: bool, f: impl FnOnce(&Problem<E>) -> R) -> R {
+    let (scaled_q, unit_k) = (unit_rows::<E>(q, Some(tau)), unit_rows::<E>(k, None));
     let bound = |&tau: &E| (0.0..=E::FIXED_SHIFT).contains(&Real::to_f64(tau)).then_some(tau);
+    // A device searches for the maximum rather than wait for these.
+    let bounds = if tau.cuda().is_some() { vec![None; q.dim(2)] } else { tau.as_slice().iter().map(bound).collect() };
     f(&Problem {
         batch: q.dim(0),
         heads: q.dim(2),
@@ -132,7 +135,7 @@ fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &[E], narrow: bool, f
         sees: Sees::Causal,
         key_mask: None,
         pair_mask: None,
-        bounds: &tau.iter().map(bound).collect::<Vec<_>>(),
+        bounds: &bounds,
         narrow,
     })
 }
@@ -144,7 +147,7 @@ fn forward<E: Width>(
     keep: bool,
 ) -> Attended {
     let factor = factor.map(Values::new);
-    with_problem(operands, &tau.to_vec::<E>(), narrow, |p| attention_tiles::forward(p, factor.as_ref(), keep))
+    with_problem::<E, _>(operands, tau, narrow, |p| attention_tiles::forward(p, factor.as_ref(), keep))
 }
 
 struct GateAggregateBackward {
@@ -185,12 +188,10 @@ fn gradients<E: Width>(saved: GateAggregateBackward, dout: Tensor, needs: &[bool
     drop(dout); // so that it is written over
     let Arrived { dout, dgate, delta } = arrive::<E>(by_heads, v.as_ref(), gate, v.is_some() && needs[4]);
     let operands = [q, k, Rows::<E>::prepare(&g.into_value())];
-    let tau = tau.to_vec::<E>();
-    let (lse, delta) = (Some(lse.as_slice::<E>()), Some(delta.as_slice::<E>()));
-    let up = Upstream { dout: Values::new(&dout), lse, delta };
+    let up = Upstream { dout: Values::<E>::new(&dout), lse: Some(&lse), delta: Some(&delta) };
     let wanted = [needs[0] || needs[3], needs[1], needs[2]];
     let [dq, dk, dg] = with_problem(&operands, &tau, narrow, |p| attention_tiles::backward(p, &up, wanted));
-    let (dq, dtau) = dq.map(|dq| unit_rows_backward(&operands[0], dq, Some(&tau))).unzip();
+    let (dq, dtau) = dq.map(|dq| unit_rows_backward::<E>(&operands[0], dq, Some(&tau))).unzip();
     let dk = dk.map(|dk| unit_rows_backward::<E>(&operands[1], dk, None).0);
     let mut grads = vec![dq, dk, dg, dtau];
     grads.extend(v.map(|_| dgate.map(|dv| dv.reshape(&shape))));

@@ -20,12 +20,14 @@
 //! Source: GAU, arXiv 2202.10447; the divisor is ours.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, threads};
+use kumiki_tensor::cuda::{Arg, Source, launch, over};
+use kumiki_tensor::{DType, Tensor, kernels, threads};
 
 use crate::attention_tiles::{
     self, Arrived, Attended, Number, Problem, Rows, Sees, Upstream, Values, Weighting, arrive, with_kept_factors,
 };
 use crate::cast::{is_stored_for, widened};
+use crate::cuda::kernel_of;
 use crate::registry::{BenchCase, OpCase};
 use crate::simd::Real;
 
@@ -106,6 +108,9 @@ pub(crate) fn sum_blocks(x: &Tensor) -> Tensor {
 
 /// `x` `[B, T, S]`, each row times `1 / sqrt(S (i+1))` for its position `i`, of which the first is `start`.
 fn scaled<E: Number>(x: &Tensor, start: usize) -> Tensor {
+    if x.cuda().is_some() {
+        return scaled_on_cuda(x, start);
+    }
     let (time, width) = (x.dim(1), x.dim(2));
     let mut out = x.copy();
     if !x.is_empty() {
@@ -118,6 +123,23 @@ fn scaled<E: Number>(x: &Tensor, start: usize) -> Tensor {
             }
         });
     }
+    out
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "gau_attention.cu",
+    text: include_str!("gau_attention.cu"),
+    headers: &[],
+    kernels: kernels!["scale_by_position" of "float" "double"],
+};
+
+fn scaled_on_cuda(x: &Tensor, start: usize) -> Tensor {
+    let device = x.cuda().expect("on a CUDA device");
+    let (x, mut out) = (x.contiguous(), x.new_empty(x.dtype(), x.shape()));
+    let sizes = [x.len(), x.dim(1), x.dim(2), start].map(|n| Arg::I64(n as i64));
+    let args = [&[x.cuda_in(), out.cuda_out()], &sizes[..]].concat();
+    // SAFETY: the kernel's arguments, two contiguous tensors of one shape.
+    unsafe { launch(device, &KERNELS, &kernel_of("scale_by_position", x.dtype()), over(x.len()), &args) };
     out
 }
 

@@ -15,7 +15,6 @@ mod bench;
 mod broadcast;
 mod cast;
 mod causal_attention;
-mod causal_attention_cuda;
 mod cem_attention;
 mod cem_energy;
 mod cem_mlp;

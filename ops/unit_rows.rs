@@ -1,7 +1,8 @@
 //! L2-normalised rows, `x̂ = x r` with `r = 1 / sqrt(Σ x² + 1e-12)`, times a factor per head: how `gate_aggregate` and
 //! its relatives take queries and keys. Backward for `y = f x̂`: `dx = f r (dy - x̂ (x̂·dy))`, `df = Σ x̂·dy`.
 
-use kumiki_tensor::{Tensor, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{Tensor, kernels, threads};
 
 use crate::attention_tiles::{Number, Rows};
 use crate::simd::{Kernel, Lanes, Real};
@@ -12,8 +13,12 @@ const EPS: f64 = 1e-12;
 /// Positions (of all heads) that one task normalises.
 const POSITIONS: usize = 64;
 
-/// `factor_h x̂` for every row of `x` `[B, T, H, K]`, contiguous; without factors `x̂`.
-pub(crate) fn unit_rows<E: Number>(x: &Tensor, factors: Option<&[E]>) -> Tensor {
+/// `factor_h x̂` for every row of `x` `[B, T, H, K]`, whose last axis lies without gaps; contiguous. Without factors `[H]` `x̂`.
+pub(crate) fn unit_rows<E: Number>(x: &Tensor, factors: Option<&Tensor>) -> Tensor {
+    if x.cuda().is_some() {
+        return cuda::unit_rows::<E>(x, factors);
+    }
+    let factors = factors.map(Tensor::as_slice::<E>);
     let mut out = Tensor::empty(E::DTYPE, x.shape());
     if !x.is_empty() {
         let (rows, piece) = (Rows::new(x), POSITIONS * x.dim(2) * x.dim(3));
@@ -26,7 +31,11 @@ pub(crate) fn unit_rows<E: Number>(x: &Tensor, factors: Option<&[E]>) -> Tensor 
 }
 
 /// The gradient of `x` from that of [`unit_rows`], in whose place it is written, and that of the factors `[H]`.
-pub(crate) fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factors: Option<&[E]>) -> (Tensor, Tensor) {
+pub(crate) fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factors: Option<&Tensor>) -> (Tensor, Tensor) {
+    if x.cuda().is_some() {
+        return cuda::unit_rows_backward::<E>(x, grad, factors);
+    }
+    let factors = factors.map(Tensor::as_slice::<E>);
     let heads = x.dim(2);
     let mut total = vec![0f64; heads];
     if !x.is_empty() {
@@ -42,6 +51,53 @@ pub(crate) fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factor
         }
     }
     (grad, Tensor::from_slice(&total, &[heads]).cast(E::DTYPE))
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "unit_rows.cu",
+    text: include_str!("unit_rows.cu"),
+    headers: &[],
+    kernels: kernels!["unit_rows" of "float" "double", "unit_rows_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::{EPS, KERNELS, Number};
+    use crate::cuda::{by_warps, kernel_of};
+    use kumiki_tensor::Tensor;
+    use kumiki_tensor::cuda::{Arg, launch};
+
+    /// The kernels' `Rows`.
+    fn rows(x: &Tensor) -> Vec<u8> {
+        let numbers = x.shape()[1..].iter().chain(&x.strides()[..3]);
+        numbers.flat_map(|&n| (n as u64).to_ne_bytes()).collect()
+    }
+
+    pub fn unit_rows<E: Number>(x: &Tensor, factors: Option<&Tensor>) -> Tensor {
+        let device = x.cuda().expect("on a CUDA device");
+        let (rows, count) = (rows(x), x.shape()[..3].iter().product());
+        let mut out = x.new_empty(E::DTYPE, x.shape());
+        let factors = factors.map_or(Arg::Null, Tensor::cuda_in);
+        let sizes = [Arg::I64(count as i64), Arg::F64(EPS)];
+        let args = [&[Arg::Struct(&rows), x.cuda_in(), factors, out.cuda_out()][..], &sizes].concat();
+        // SAFETY: the kernel's arguments; the rows lie where shape and strides say, and `out` has as many.
+        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows", E::DTYPE), by_warps(count), &args) };
+        out
+    }
+
+    pub fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factors: Option<&Tensor>) -> (Tensor, Tensor) {
+        let device = x.cuda().expect("on a CUDA device");
+        let (rows, heads) = (rows(x), x.dim(2));
+        let mut along = x.new_empty(E::DTYPE, &[x.dim(0) * x.dim(1), heads]);
+        grad.own();
+        let factors = factors.map_or(Arg::Null, Tensor::cuda_in);
+        let count = along.len();
+        let sizes = [Arg::I64(count as i64), Arg::F64(EPS)];
+        let both = [grad.cuda_out(), along.cuda_out()];
+        let args = [&[Arg::Struct(&rows), x.cuda_in(), factors], &both[..], &sizes].concat();
+        // SAFETY: as above; `grad` is of x's shape and its own, `along` has a number for each row.
+        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows_backward", E::DTYPE), by_warps(count), &args) };
+        (grad, along.sum_to(&[heads]))
+    }
 }
 
 /// Positions from `first` on, counted through the batch; `shape` is T, H, K.

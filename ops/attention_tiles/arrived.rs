@@ -2,7 +2,7 @@
 
 use kumiki_tensor::{DType, Element, Tensor, bf16, threads};
 
-use super::{Number, Rows, SharedRows};
+use super::{Number, Rows, SharedRows, cuda};
 use crate::elementwise::writable;
 use crate::rows::{Formula, pass};
 use crate::simd::{self, Kernel, Lanes, Real};
@@ -21,6 +21,9 @@ pub(crate) struct Arrived {
 /// Of an attention with this `out` `[B, T_q, H, G]`, which was multiplied with `gate` if there is one. `dout`, of the same
 /// shape, and `out` are then written over, each if nobody else holds it.
 pub(crate) fn arrive<E: Number>(dout: Tensor, gate: Option<&Tensor>, out: Tensor, need_gate: bool) -> Arrived {
+    if out.cuda().is_some() {
+        return cuda::arrive::<E>(dout, gate, out, need_gate);
+    }
     let mut delta = Tensor::empty(E::DTYPE, &out.shape()[..3]);
     let to = delta.as_mut_slice::<E>();
     let of_half = |[sum]: [f32; 1]| Real::from_f64(f64::from(sum));

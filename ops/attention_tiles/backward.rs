@@ -20,7 +20,7 @@ use super::softmax::SoftmaxGradient;
 use super::turns::Turns;
 use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredReluGradient, Tile, TransposeRows, Values,
-    Weighting, leading, packed, tile_queries,
+    Weighting, cuda, leading, packed, tile_queries,
 };
 
 /// Pieces of the keys of a head, at most, but for those that lie in two sets or, where there are blocks, hold too much.
@@ -36,9 +36,9 @@ pub(crate) struct Upstream<'a, E> {
     /// `[B, T_q, H, G]`.
     pub dout: Values<'a, E>,
     /// `[B, H, T_q]`; for softmax.
-    pub lse: Option<&'a [E]>,
+    pub lse: Option<&'a Tensor>,
     /// `[B, T_q, H]`, what a softmax subtracts from slopes of weights: `dout` times the output, less what arrives at `lse`.
-    pub delta: Option<&'a [E]>,
+    pub delta: Option<&'a Tensor>,
 }
 
 /// The gradients of `q`, `k` and `v` as far as they are needed.
@@ -59,6 +59,9 @@ pub(crate) fn backward_over<E: Number, const N: usize>(
     needs: [[bool; 2]; N],
 ) -> OverSets<N> {
     let p = &sets[0];
+    if cuda::device(p).is_some() {
+        return cuda::backward(sets, up, need_q, needs);
+    }
     let heads = p.batch * p.heads;
     let tensor = |need: bool, dtype, time, width| need.then(|| Tensor::empty(dtype, &[p.batch, time, p.heads, width]));
     let mut dq = tensor(need_q, E::DTYPE, p.queries, p.k.width);
@@ -292,10 +295,12 @@ impl<E: Number> Buffers<'_, E> {
         up.dout.copy(batch, i, head, queries, self.dout, v_stride);
         transpose(self.dout, v_stride, p.v.width(), self.dout_t);
         if let Some(lse) = up.lse {
+            let lse = lse.as_slice::<E>();
             self.lse[..queries].copy_from_slice(&lse[(batch * p.heads + head) * p.queries + i..][..queries]);
             self.lse[queries..].fill(E::ZERO);
         }
         if let Some(delta) = up.delta {
+            let delta = delta.as_slice::<E>();
             let of_query = |c: usize| delta[(batch * p.queries + i + c) * p.heads + head];
             self.delta.iter_mut().enumerate().for_each(|(c, x)| *x = if c < queries { of_query(c) } else { E::ZERO });
         }

@@ -8,7 +8,7 @@ use super::softmax::SoftmaxStep;
 use super::values::write_gated;
 use super::{
     KEYS, Number, Problem, Scratch, Sees, SharedRows, SharedValues, SquaredRelu, Tile, TransposeRows, Values,
-    Weighting, leading, packed, single, tile_queries,
+    Weighting, cuda, leading, packed, single, tile_queries,
 };
 use crate::count::count;
 
@@ -33,6 +33,9 @@ pub(crate) fn forward<E: Number>(p: &Problem<E>, gate: Option<&Values<E>>, keep:
 pub(crate) fn forward_over<E: Number>(sets: &[Problem<E>], gate: Option<&Values<E>>, keep: bool) -> Attended {
     let p = &sets[0];
     count(|c| c.pair += sets.iter().map(|p| (p.pairs() * (p.k.width + p.v.width())) as u64).sum::<u64>());
+    if cuda::device(p).is_some() {
+        return cuda::forward(sets, gate, keep);
+    }
     let shape = [p.batch, p.queries, p.heads, p.v.width()];
     let mut out = (keep || gate.is_none()).then(|| Tensor::empty(p.v.dtype(), &shape));
     let mut gated = gate.map(|gate| Tensor::empty(gate.dtype(), &shape));

@@ -13,11 +13,13 @@
 //!
 //! Products along the diagonal skip what the mask hides, block by block of the register kernel ([`Band`]). A single query,
 //! as in decoding, has no lanes to share: `single` goes key by key.
+//! Operands on a CUDA device take `cuda` instead of all this.
 //! Tasks are cut by shape, and no sum depends on which task ran first.
 //! Source: Dao et al., FlashAttention, arXiv 2205.14135, for tiles with running maxima and sums.
 
 mod arrived;
 mod backward;
+mod cuda;
 pub(crate) mod factors;
 mod forward;
 mod packed;
@@ -42,6 +44,7 @@ use crate::simd::{Kernel, Lanes, Real};
 
 pub(crate) use arrived::{Arrived, arrive};
 pub(crate) use backward::{Upstream, backward, backward_over};
+pub(crate) use cuda::{KERNELS as CUDA_KERNELS, shown_lse};
 pub(crate) use forward::{Attended, forward, forward_over};
 pub(crate) use product::{Band, TileProduct, leading};
 pub(crate) use softmax::{hidden, visible};
@@ -69,6 +72,8 @@ impl<E: Real + Element> Number for E {}
 /// The rows of a `[B, T, H, width]` tensor, whose last axis lies without gaps.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a, E> {
+    pub tensor: &'a Tensor,
+    /// Empty where the tensor is not on the CPU.
     data: &'a [E],
     offset: usize,
     strides: [usize; 3],
@@ -79,8 +84,8 @@ impl<'a, E: Element> Rows<'a, E> {
     /// The rows of `x`, which must have passed through [`Rows::prepare`].
     pub fn new(x: &'a Tensor) -> Rows<'a, E> {
         let s = x.strides();
-        let data = if x.is_empty() { &[] } else { x.storage_slice::<E>() };
-        Rows { data, offset: x.offset(), strides: [s[0], s[1], s[2]], width: x.dim(3) }
+        let data = if x.is_empty() || x.cuda().is_some() { &[] } else { x.storage_slice::<E>() };
+        Rows { tensor: x, data, offset: x.offset(), strides: [s[0], s[1], s[2]], width: x.dim(3) }
     }
 
     /// `x` itself when its last axis lies without gaps, else a copy of which it does.

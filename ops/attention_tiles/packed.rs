@@ -169,6 +169,7 @@ impl Queries {
         dout_t.pack((first, 0), all);
         dout.pack((0, first), all.t());
         if let Some(of_all) = up.delta {
+            let of_all = of_all.as_slice::<E>();
             for (i, delta) in delta.iter_mut().enumerate().take(time).skip(first) {
                 *delta = of_all[(batch * time + i) * p.heads + head];
             }
@@ -193,6 +194,7 @@ impl<E: Number, const N: usize> Pass<'_, E, N> {
         lse.fill(E::ZERO);
         delta.fill(E::ZERO);
         if let Some(all) = up.lse {
+            let all = all.as_slice::<E>();
             lse[..time].copy_from_slice(&all[(batch * p.heads + head) * time..][..time]);
         }
         let all = Queries::pack((p, digits), up, (batch, head), first, delta);

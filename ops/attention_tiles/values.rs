@@ -25,6 +25,13 @@ impl<'a, E: Number> Values<'a, E> {
         if x.dtype() == DType::BF16 { Values::Half(Rows::new(x)) } else { Values::Same(Rows::new(x)) }
     }
 
+    pub fn tensor(&self) -> &'a Tensor {
+        match self {
+            Values::Same(rows) => rows.tensor,
+            Values::Half(rows) => rows.tensor,
+        }
+    }
+
     pub fn width(&self) -> usize {
         match self {
             Values::Same(rows) => rows.width,

@@ -204,7 +204,7 @@ impl WindowedPrefixBackward {
     fn with_problem<E: Number, R>(&self, f: impl FnOnce(&Problem<E>) -> R) -> R {
         let [q, k, phi_q, phi_k, g] = &self.operands;
         let tau = self.tau.as_slice::<E>();
-        let (scaled_q, unit_k) = (unit_rows(q, Some(tau)), unit_rows::<E>(k, None));
+        let (scaled_q, unit_k) = (unit_rows::<E>(q, Some(&self.tau)), unit_rows::<E>(k, None));
         f(&Problem {
             batch: q.dim(0),
             heads: q.dim(2),
@@ -239,7 +239,7 @@ impl WindowedPrefixBackward {
             backward::Upstream { dout: Values::new(&dout), delta: delta.as_slice::<E>(), den: den.as_slice::<E>() };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         let tau = self.tau.as_slice::<E>();
-        let dq = unit_rows_backward(&self.operands[0], out.dq, Some(tau)).0;
+        let dq = unit_rows_backward::<E>(&self.operands[0], out.dq, Some(&self.tau)).0;
         let dtau: Vec<f64> = out.near.iter().zip(tau).map(|(near, &tau)| near / Real::to_f64(tau)).collect();
         let dtau = Tensor::from_slice(&dtau, &[dtau.len()]).cast(E::DTYPE);
         let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;

@@ -162,8 +162,8 @@ impl<E: Number> Head<E> {
 fn push<E: Number>(heads: &mut [Head<E>], seen: usize, x: WindowedPrefix) -> Tensor {
     let wide = |x: &Tensor| Rows::<E>::prepare(&x.cast(E::DTYPE));
     let (phi_q, phi_k, g) = (wide(x.phi_q.value()), wide(x.phi_k.value()), wide(x.g.value()));
-    let tau = x.tau.value().cast(E::DTYPE).to_vec::<E>();
-    let (q, k) = (unit_rows(&wide(x.q.value()), Some(&tau)), unit_rows::<E>(&wide(x.k.value()), None));
+    let tau = x.tau.value().cast(E::DTYPE).contiguous();
+    let (q, k) = (unit_rows::<E>(&wide(x.q.value()), Some(&tau)), unit_rows::<E>(&wide(x.k.value()), None));
     let [batch, time, count, values] = [g.dim(0), g.dim(1), g.dim(2), g.dim(3)];
     let width = q.dim(3) + phi_q.dim(3) + values + 1;
     assert!(
@@ -189,7 +189,7 @@ fn push<E: Number>(heads: &mut [Head<E>], seen: usize, x: WindowedPrefix) -> Ten
         row.clear();
         row.extend(k.iter().chain(phi_k).chain(g).chain([&E::ONE]));
         let slot = (seen + t) % x.window;
-        heads[b * count + h].push(&row, slot, x.window, (q, phi_q, tau[h]), &mut acc);
+        heads[b * count + h].push(&row, slot, x.window, (q, phi_q, tau.as_slice::<E>()[h]), &mut acc);
         let inverse = if acc[values] == E::ZERO { E::ZERO } else { E::ONE / acc[values] };
         y.iter_mut().zip(&acc).for_each(|(y, &x)| *y = x * inverse);
     }
