@@ -58,7 +58,13 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return round
 
 // Two numbers of BF16 in one register, the first in its lower half.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+#ifdef KUMIKI_EMULATED
     return unsigned(round_to_bf16(low).bits) | unsigned(round_to_bf16(high).bits) << 16;
+#else
+    unsigned both; // the same, in one instruction
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#endif
 }
 
 // One name for both precisions.

@@ -117,7 +117,12 @@ impl Width for f64 {
 }
 
 /// Calls `f` with the attention problem from `tau q̂` to `k̂`.
-fn with_problem<E: Width, R>([q, k, g]: &[Tensor; 3], tau: &Tensor, narrow: bool, f: impl FnOnce(&Problem<E>) -> R) -> R {
+fn with_problem<E: Width, R>(
+    [q, k, g]: &[Tensor; 3],
+    tau: &Tensor,
+    narrow: bool,
+    f: impl FnOnce(&Problem<E>) -> R,
+) -> R {
     let (scaled_q, unit_k) = (unit_rows::<E>(q, Some(tau)), unit_rows::<E>(k, None));
     let bound = |&tau: &E| (0.0..=E::FIXED_SHIFT).contains(&Real::to_f64(tau)).then_some(tau);
     // A device searches for the maximum rather than wait for these.

@@ -31,7 +31,11 @@ pub(crate) fn unit_rows<E: Number>(x: &Tensor, factors: Option<&Tensor>) -> Tens
 }
 
 /// The gradient of `x` from that of [`unit_rows`], in whose place it is written, and that of the factors `[H]`.
-pub(crate) fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factors: Option<&Tensor>) -> (Tensor, Tensor) {
+pub(crate) fn unit_rows_backward<E: Number>(
+    x: &Tensor,
+    mut grad: Tensor,
+    factors: Option<&Tensor>,
+) -> (Tensor, Tensor) {
     if x.cuda().is_some() {
         return cuda::unit_rows_backward::<E>(x, grad, factors);
     }

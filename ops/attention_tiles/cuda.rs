@@ -54,8 +54,7 @@ pub(super) fn backward<E: Number, const N: usize>(
     assert_eq!(dout.dtype(), p.v.dtype(), "what arrives is of the values' dtype");
     let of_rows = |x: Option<&'_ Tensor>| x.map(Tensor::contiguous);
     let (lse, delta) = (of_rows(up.lse), of_rows(up.delta));
-    let arrived =
-        [Some(&dout), lse.as_ref(), delta.as_ref()].map(|x| x.map_or(Arg::Null, |x: &Tensor| x.cuda_in()));
+    let arrived = [Some(&dout), lse.as_ref(), delta.as_ref()].map(|x| x.map_or(Arg::Null, |x: &Tensor| x.cuda_in()));
     let dq = need_q.then(|| {
         let mut dq = like.new_empty(E::DTYPE, &[p.batch, p.queries, p.heads, p.k.width]);
         let args = [&arrived[..], &[dq.cuda_out()]].concat();
@@ -104,8 +103,7 @@ pub(super) fn arrive<E: Number>(dout: Tensor, gate: Option<&Tensor>, mut out: Te
         [dout.cuda_in(), out.cuda_in()]
     };
     let gate_there = gate.map_or(Arg::Null, Tensor::cuda_in);
-    let args =
-        [Arg::Struct(&problem), gate_there, both[0], both[1], delta.cuda_out(), Arg::I64(rows as i64)];
+    let args = [Arg::Struct(&problem), gate_there, both[0], both[1], delta.cuda_out(), Arg::I64(rows as i64)];
     // SAFETY: the kernel's arguments; a warp for each row; without a gate it only reads `dout` and `out`.
     unsafe { launch(&device, &KERNELS, &kernel, by_warps(rows), &args) };
     Arrived { dout, dgate: (gate.is_some() && need_gate).then_some(out), delta }
@@ -186,7 +184,9 @@ impl<'a> Given<'a> {
             let starts = |row| (0..p.queries).map(move |i| blocks.start_of(row, i));
             ids_on(device, &(0..rows).flat_map(starts).collect::<Vec<_>>())
         });
-        let mask = |seen: Option<&[bool]>| seen.map(|seen| on(device, &seen.iter().map(|&x| u32::from(x)).collect::<Vec<_>>()));
+        let mask = |seen: Option<&[bool]>| {
+            seen.map(|seen| on(device, &seen.iter().map(|&x| u32::from(x)).collect::<Vec<_>>()))
+        };
         let mut of_sets = [[0; 8]; 2];
         for (words, p) in of_sets.iter_mut().zip(sets) {
             let sees = match p.sees {

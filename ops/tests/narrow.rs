@@ -1,54 +1,36 @@
 //! Mixed precision: operators on narrow variables follow those on wide ones, within what BF16 factors can hold.
 
-use kumiki_autograd::{Param, Tape};
+use kumiki_autograd::{Param, Tape, Var};
 use kumiki_ops::simd::{Level, with_level};
-use kumiki_ops::{BenchCase, bench_cases};
-use kumiki_tensor::{DType, Rng, Tensor};
+use kumiki_ops::{BenchCase, BlockStarts, DualAttention, DualSees, bench_cases, dual_attention};
+use kumiki_tensor::{DType, Device, Rng, Tensor, cuda};
 
-/// Result and gradients on inputs that are parameters of a tape, narrow or not.
-fn run(case: &BenchCase, narrow: bool) -> Vec<Vec<f64>> {
+/// Result and gradients on inputs that are parameters of a tape, narrow or not; those that are named are stored in BF16, and
+/// what is computed from them with it.
+fn run(case: &BenchCase, stored: &[&str], narrow: bool, device: &Device) -> Vec<Vec<f64>> {
     let mut rng = Rng::new(3).fork(case.name);
+    let there = |x: Tensor| x.to(device).expect("memory");
     let mut draw = |(name, shape): &(&str, Vec<usize>)| {
         let mut x = rng.normal(DType::F32, shape, 0.0, 0.25);
         if name.starts_with("phi") {
             // Features are positive, or sums of weights could be anything.
             x.make_mut::<f32>().iter_mut().for_each(|x| *x = x.exp());
         }
-        Param::new(x)
+        Param::new(there(x.cast(if stored.contains(name) { DType::BF16 } else { DType::F32 })))
     };
     let params: Vec<Param> = case.inputs.iter().map(&mut draw).collect();
     let tape = Tape::new().with_narrow_products(narrow);
     let inputs: Vec<_> = params.iter().map(|param| tape.param(param)).collect();
     let y = (case.forward)(&tape, &inputs);
-    let dout = rng.normal(DType::F32, y.shape(), 0.0, 1.0);
-    let grads = tape.backward_from(&[(&y, dout)]);
-    let value = y.value().to_f64_vec();
-    let gradients = params.iter().map(|param| grads.of(param).map_or(vec![], Tensor::to_f64_vec));
-    std::iter::once(value).chain(gradients).collect()
-}
-
-/// The same with the operands that are named stored in BF16, and what is computed from them with it.
-fn run_stored(case: &BenchCase, stored: &[&str]) -> Vec<Vec<f64>> {
-    let mut rng = Rng::new(3).fork(case.name);
-    let tape = Tape::new().with_narrow_products(true);
-    let mut draw = |(name, shape): &(&str, Vec<usize>)| {
-        let mut x = rng.normal(DType::F32, shape, 0.0, 0.25);
-        if name.starts_with("phi") {
-            x.make_mut::<f32>().iter_mut().for_each(|x| *x = x.exp());
-        }
-        Param::new(x.cast(if stored.contains(name) { DType::BF16 } else { DType::F32 }))
-    };
-    let params: Vec<Param> = case.inputs.iter().map(&mut draw).collect();
-    let inputs: Vec<_> = params.iter().map(|param| tape.param(param)).collect();
-    let y = (case.forward)(&tape, &inputs);
-    assert_eq!(y.dtype(), DType::BF16, "{}: the result is stored like its values", case.name);
-    let dout = rng.normal(DType::F32, y.shape(), 0.0, 1.0).cast(DType::BF16);
+    let dtype = if stored.is_empty() { DType::F32 } else { DType::BF16 };
+    assert_eq!(y.dtype(), dtype, "{}: the result is stored like its values", case.name);
+    let dout = there(rng.normal(DType::F32, y.shape(), 0.0, 1.0).cast(dtype));
     let grads = tape.backward_from(&[(&y, dout)]);
     let value = y.value().to_f64_vec();
     let gradients = params.iter().map(|param| {
-        let grad = grads.of(param).unwrap_or_else(|| panic!("{}: a gradient for every operand", case.name));
-        assert_eq!(grad.dtype(), param.dtype());
-        grad.to_f64_vec()
+        let grad = grads.of(param);
+        assert!(grad.is_none_or(|grad| grad.dtype() == param.dtype()));
+        grad.map_or(vec![], Tensor::to_f64_vec)
     });
     std::iter::once(value).chain(gradients).collect()
 }
@@ -73,7 +55,9 @@ fn operands_may_be_stored_in_bf16() {
     for level in Level::available() {
         for (name, stored) in cases {
             let inputs: Vec<_> = bench(name).inputs.iter().map(|(name, _)| *name).collect();
-            let (wide, stored) = with_level(level, || (run(&bench(name), false), run_stored(&bench(name), stored)));
+            let (wide, stored) = with_level(level, || {
+                (run(&bench(name), &[], false, &Device::Cpu), run(&bench(name), stored, true, &Device::Cpu))
+            });
             for (i, (wide, stored)) in wide.iter().zip(&stored).enumerate() {
                 let (off, what) = (off(wide, stored), if i == 0 { "result" } else { inputs[i - 1] });
                 println!("{name} at {level}, {what}: {off:.1e}");
@@ -137,7 +121,8 @@ fn narrow_operators_follow_wide_ones() {
     for level in Level::available() {
         for name in names {
             let inputs: Vec<_> = bench(name).inputs.iter().map(|(name, _)| *name).collect();
-            let (wide, narrow) = with_level(level, || (run(&bench(name), false), run(&bench(name), true)));
+            let [wide, narrow] =
+                with_level(level, || [false, true].map(|narrow| run(&bench(name), &[], narrow, &Device::Cpu)));
             for (i, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
                 let (off, what) = (off(wide, narrow), if i == 0 { "result" } else { inputs[i - 1] });
                 println!("{name} at {level}, {what}: {off:.1e}");
@@ -145,6 +130,59 @@ fn narrow_operators_follow_wide_ones() {
             }
             // Where nothing is faster in BF16, tiles of attention are left as they are.
             assert!(level != Level::Amx || wide != narrow, "{name}: nothing is narrow");
+        }
+    }
+}
+
+/// Of one tile and a bit, in three dimensions.
+fn small(name: &'static str) -> BenchCase {
+    let (b, t, h, k, g) = (2, 70, 2, 20, 72);
+    let (heads, gates) = (|| vec![b, t, h, k], || vec![b, t, h, g]);
+    let inputs = match name {
+        "causal_attention" => vec![("q", heads()), ("k", heads()), ("v", gates())],
+        "gate_aggregate_mul" => {
+            vec![("q", heads()), ("k", heads()), ("g", gates()), ("tau", vec![h]), ("v", vec![b, t, h * g])]
+        }
+        "gau_attention_mul" => {
+            vec![("q", vec![b, t, k]), ("k", vec![b, t, k]), ("v", vec![b, t, g]), ("u", vec![b, t, g])]
+        }
+        "dual_attention" => {
+            let names = ["q", "k_self", "v_self", "k_context", "v_context"];
+            let forward = move |_: &Tape, x: &[Var]| {
+                let all = DualAttention { q: &x[0], k_self: &x[1], v_self: &x[2], k_context: &x[3], v_context: &x[4] };
+                dual_attention(all, DualSees::Blocks(&BlockStarts::equal(3, t)))
+            };
+            let inputs = names.map(|name| (name, heads())).into();
+            return BenchCase { inputs, forward: Box::new(forward), ..bench(name) };
+        }
+        _ => unreachable!("no small {name}"),
+    };
+    BenchCase { inputs, ..bench(name) }
+}
+
+#[test]
+fn narrow_operators_on_cuda_follow_wide_ones_on_the_cpu() {
+    let cases: [(&str, &[&str]); 4] = [
+        ("causal_attention", &["v"]),
+        ("gate_aggregate_mul", &["g", "v"]),
+        ("gau_attention_mul", &["v", "u"]),
+        ("dual_attention", &[]),
+    ];
+    for device in cuda::Device::for_tests().into_iter().map(Device::Cuda) {
+        for (name, stored) in cases {
+            let case = small(name);
+            let reference = run(&case, &[], false, &Device::Cpu);
+            let kinds: [(&[&str], bool, f64); 4] =
+                [(&[], false, 1e-5), (&[], true, 0.02), (stored, false, 0.02), (stored, true, 0.02)];
+            for (stored, narrow, most) in kinds.into_iter().take(if stored.is_empty() { 2 } else { 4 }) {
+                let there = run(&case, stored, narrow, &device);
+                for (i, (here, there)) in reference.iter().zip(&there).enumerate() {
+                    let off = off(here, there);
+                    let what = format!("{name}, stored {stored:?}, narrow {narrow}, {i}: off by {off:.1e}");
+                    println!("{what}");
+                    assert!(off < most && (off > 1e-5 || !narrow && stored.is_empty()), "{what}");
+                }
+            }
         }
     }
 }
