@@ -71,6 +71,8 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 namespace math {
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
 __device__ __forceinline__ double exp(double x) { return ::exp(x); }
+__device__ __forceinline__ float expm1(float x) { return ::expm1f(x); }
+__device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
 __device__ __forceinline__ float log(float x) { return ::logf(x); }
 __device__ __forceinline__ double log(double x) { return ::log(x); }
 __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }

@@ -10,7 +10,8 @@
 //! two digits is of no use. Cost: one read of the logits, the backward one read and one write.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, dispatch_real, kernels, threads};
 
 use crate::cast::cast;
 use crate::registry::{BenchCase, OpCase};
@@ -113,6 +114,22 @@ fn reduced(op: &'static str, logits: &Var, targets: &Tensor, ignore_index: i64, 
         return reduced(op, &cast(logits, DType::F32), targets, ignore_index, reduction);
     }
     let input = logits.value().contiguous();
+    if input.cuda().is_some() {
+        let (losses, lse) = cuda::losses(&input, &indices);
+        let mut output =
+            if reduction == Reduction::Rows { losses.reshape(targets.shape()) } else { losses.sum_to(&[]) };
+        if reduction == Reduction::Mean {
+            output.scale(1.0 / count.max(1) as f64);
+        }
+        let output = output.cast(input.dtype());
+        return Var::from_op(output, &[logits], || CrossEntropyBackward {
+            logits: input,
+            lse,
+            targets: indices,
+            count,
+            reduction,
+        });
+    }
     let (rows, n_vocab) = rows_of(&input);
     let mut lse = Tensor::empty(DType::F64, &[rows]);
     let mut losses = vec![0f64; rows];
@@ -154,6 +171,9 @@ impl Backward for CrossEntropyBackward {
         vec![("logits", &self.logits), ("lse", &self.lse)]
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
+        if self.logits.cuda().is_some() {
+            return vec![Some(cuda::gradient(&self, dout))];
+        }
         let (rows, n_vocab) = rows_of(&self.logits);
         let weights = match self.reduction {
             Reduction::Rows => dout.to_f64_vec(),
@@ -174,6 +194,58 @@ impl Backward for CrossEntropyBackward {
             });
         });
         vec![Some(dlogits)]
+    }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "cross_entropy.cu",
+    text: include_str!("cross_entropy.cu"),
+    headers: &[],
+    kernels: kernels![
+        "cross_entropy_forward" of "float" "double",
+        "cross_entropy_backward" of "float" "double",
+    ],
+};
+
+mod cuda {
+    use super::{CrossEntropyBackward, IGNORED, KERNELS, Reduction};
+    use crate::cuda::{by_rows, kernel_of, on};
+    use crate::rows::rows_of;
+    use kumiki_tensor::cuda::{Arg, Device, launch};
+    use kumiki_tensor::{DType, Tensor};
+
+    fn targets_on(device: &Device, targets: &[usize]) -> Tensor {
+        on(device, &targets.iter().map(|&t| if t == IGNORED { -1 } else { t as i64 }).collect::<Vec<_>>())
+    }
+
+    /// Loss and log-sum-exp of each row, F64.
+    pub fn losses(x: &Tensor, targets: &[usize]) -> (Tensor, Tensor) {
+        let (device, (rows, n)) = (x.cuda().expect("on a CUDA device"), rows_of(x));
+        let (mut lse, mut losses) = (x.new_empty(DType::F64, &[rows]), x.new_empty(DType::F64, &[rows]));
+        let targets = targets_on(device, targets);
+        let args = [x.cuda_in(), targets.cuda_in(), lse.cuda_out(), losses.cuda_out(), Arg::I64(n as i64)];
+        // SAFETY: the kernel's arguments; a block for each row, of which targets and results have one number each.
+        unsafe { launch(device, &KERNELS, &kernel_of("cross_entropy_forward", x.dtype()), by_rows(rows, n), &args) };
+        (losses, lse)
+    }
+
+    pub fn gradient(saved: &CrossEntropyBackward, dout: Tensor) -> Tensor {
+        let (x, (rows, n)) = (&saved.logits, rows_of(&saved.logits));
+        let device = x.cuda().expect("on a CUDA device");
+        let mut weights = dout;
+        if saved.reduction == Reduction::Mean {
+            weights.own();
+            weights.scale(1.0 / saved.count.max(1) as f64);
+        }
+        let weights =
+            if saved.reduction == Reduction::Rows { weights.reshape(&[rows]) } else { weights.expand(&[rows]) };
+        let (weights, targets) = (weights.contiguous(), targets_on(device, &saved.targets));
+        let mut dx = x.new_empty(x.dtype(), x.shape());
+        let of_rows = [targets.cuda_in(), saved.lse.cuda_in(), weights.cuda_in()];
+        let args = [&[x.cuda_in()], &of_rows[..], &[dx.cuda_out(), Arg::I64(n as i64)]].concat();
+        // SAFETY: as above; dx is of x's shape.
+        unsafe { launch(device, &KERNELS, &kernel_of("cross_entropy_backward", x.dtype()), by_rows(rows, n), &args) };
+        dx
     }
 }
 

@@ -5,9 +5,11 @@
 //! Cost: one pass over memory each way, one after another along the axis.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::cuda::{Arg, Source, launch, over};
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::cast::widened;
+use crate::cuda::kernel_of;
 use crate::elementwise::{CHUNK, in_chunks};
 use crate::max::split_at_axis;
 use crate::reduce::checked_axes;
@@ -44,9 +46,28 @@ impl Backward for CumsumBackward {
 
 fn running_sums(x: &Tensor, axis: usize, from_end: bool) -> Tensor {
     match x.dtype() {
+        _ if x.cuda().is_some() => running_sums_on_cuda(x, axis, from_end),
         DType::F32 => running_sums_of::<f32>(x, axis, from_end),
         _ => running_sums_of::<f64>(x, axis, from_end),
     }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "cumsum.cu",
+    text: include_str!("cumsum.cu"),
+    headers: &[],
+    kernels: kernels!["running_sums" of "float" "double"],
+};
+
+fn running_sums_on_cuda(x: &Tensor, axis: usize, from_end: bool) -> Tensor {
+    let [outer, n, inner] = split_at_axis(x.shape(), axis);
+    let (device, lines, x) = (x.cuda().expect("on a CUDA device"), outer * inner, x.contiguous());
+    let mut y = x.new_empty(x.dtype(), x.shape());
+    let [n, inner, of_lines] = [n, inner, lines].map(|n| Arg::I64(n as i64));
+    let args = [x.cuda_in(), y.cuda_out(), n, inner, Arg::I32(i32::from(from_end)), of_lines];
+    // SAFETY: the kernel's arguments; y is of x's shape.
+    unsafe { launch(device, &KERNELS, &kernel_of("running_sums", x.dtype()), over(lines), &args) };
+    y
 }
 
 fn running_sums_of<E: Element>(x: &Tensor, axis: usize, from_end: bool) -> Tensor {

@@ -7,9 +7,11 @@
 //! Source: Srivastava et al., Dropout, JMLR 15 (2014), in the "inverted" form.
 
 use kumiki_autograd::{Backward, Tape, Var};
-use kumiki_tensor::{Rng, Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::{Arg, Source, launch, over};
+use kumiki_tensor::{Rng, Tensor, dispatch_real, kernels, threads};
 
 use crate::cast::wide;
+use crate::cuda::kernel_of;
 use crate::registry::{BenchCase, OpCase};
 
 /// `x` with every element zeroed with probability `p`, to within 2^-32, and the others divided by `1 - p`; any shape and
@@ -58,8 +60,41 @@ fn threshold(p: f64) -> u32 {
     (p * 2f64.powi(32)).round() as u32 // saturates
 }
 
+pub(crate) static KERNELS: Source = Source {
+    file: "dropout.cu",
+    text: include_str!("dropout.cu"),
+    headers: &[],
+    kernels: kernels!["mask" of "float" "double" "bf16"],
+};
+
+fn masked_on_cuda(x: &Tensor, rng: &Rng, p: f64) -> Tensor {
+    const WORDS: u128 = 16; // of a block
+    let device = x.cuda().expect("on a CUDA device");
+    let (x, mut y) = (x.contiguous(), x.new_empty(x.dtype(), x.shape()));
+    let (key, stream, first) = rng.chacha8();
+    let blocks = ((first % WORDS) as usize + x.len()).div_ceil(WORDS as usize);
+    // The kernel's `Key`.
+    let first = u64::try_from(first).expect("a generator is never drawn from so often");
+    let key = [&key[..], &stream.to_ne_bytes(), &first.to_ne_bytes()].concat();
+    let args = [
+        Arg::Struct(&key),
+        x.cuda_in(),
+        y.cuda_out(),
+        Arg::I64(x.len() as i64),
+        Arg::I64(blocks as i64),
+        Arg::U32(threshold(p)),
+        Arg::F64(1.0 / (1.0 - p)),
+    ];
+    // SAFETY: the kernel's arguments; y is of x's shape.
+    unsafe { launch(device, &KERNELS, &kernel_of("mask", x.dtype()), over(blocks), &args) };
+    y
+}
+
 fn masked(x: &Tensor, rng: &Rng, p: f64) -> Tensor {
     const PIECE: usize = 4096;
+    if x.cuda().is_some() {
+        return masked_on_cuda(x, rng, p);
+    }
     let (dropped, source) = (threshold(p), wide(x).contiguous());
     let mut y = Tensor::empty(source.dtype(), source.shape());
     dispatch_real!("dropout", source.dtype(), E => {

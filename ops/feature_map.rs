@@ -19,7 +19,8 @@
 use std::str::FromStr;
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, kernels, threads};
 
 use crate::attention_tiles::{Number, Rows};
 use crate::cast::widened;
@@ -129,7 +130,11 @@ impl Backward for FeatureMapBackward {
 fn forward<E: Number>(x: &Tensor, tau: &Tensor, map: FeatureMap) -> Tensor {
     let [batch, time, heads, width] = [x.dim(0), x.dim(1), x.dim(2), x.dim(3)];
     let features = map.width(width);
-    let (u, tau) = (unit_rows::<E>(x, None), tau.as_slice::<E>());
+    let u = unit_rows::<E>(x, None);
+    if x.cuda().is_some() {
+        return cuda::forward(&u, tau, map);
+    }
+    let tau = tau.as_slice::<E>();
     let mut y = Tensor::empty(E::DTYPE, &[batch, time, heads, features]);
     if !y.is_empty() {
         let u = u.as_slice::<E>();
@@ -139,6 +144,62 @@ fn forward<E: Number>(x: &Tensor, tau: &Tensor, map: FeatureMap) -> Tensor {
         });
     }
     y
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "feature_map.cu",
+    text: include_str!("feature_map.cu"),
+    headers: &[],
+    kernels: kernels!["feature_map" of "float" "double", "feature_map_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::{FeatureMap, FeatureMapBackward, KERNELS};
+    use crate::cuda::{by_warps, kernel_of};
+    use kumiki_tensor::cuda::{Arg, launch};
+    use kumiki_tensor::{DType, Tensor};
+
+    /// The number of a map in the kernels.
+    fn number(map: FeatureMap) -> Arg<'static> {
+        Arg::I32(match map {
+            FeatureMap::Hyperbolic => 0,
+            FeatureMap::Elu1 => 1,
+            FeatureMap::Taylor2 => 2,
+        })
+    }
+
+    fn sizes(u: &Tensor, map: FeatureMap) -> ([Arg<'static>; 4], usize) {
+        let rows = u.shape()[..3].iter().product();
+        ([rows, u.dim(2), u.dim(3), map.width(u.dim(3))].map(|n| Arg::I64(n as i64)), rows)
+    }
+
+    /// Of unit rows `[B, T, H, K]`, contiguous.
+    pub fn forward(u: &Tensor, tau: &Tensor, map: FeatureMap) -> Tensor {
+        let device = u.cuda().expect("on a CUDA device");
+        let mut y = u.new_empty(u.dtype(), &[u.dim(0), u.dim(1), u.dim(2), map.width(u.dim(3))]);
+        let (sizes, rows) = sizes(u, map);
+        let args = [&[number(map), u.cuda_in(), tau.cuda_in(), y.cuda_out()], &sizes[..]].concat();
+        // SAFETY: the kernel's arguments; a warp for each row of u and y.
+        unsafe { launch(device, &KERNELS, &kernel_of("feature_map", u.dtype()), by_warps(rows), &args) };
+        y
+    }
+
+    /// The gradients of the unit rows and of `tau`.
+    pub fn backward(
+        FeatureMapBackward { map, tau, y, .. }: &FeatureMapBackward,
+        u: &Tensor,
+        dout: &Tensor,
+    ) -> (Tensor, Tensor) {
+        let device = u.cuda().expect("on a CUDA device");
+        let mut du = u.new_empty(u.dtype(), u.shape());
+        let mut dtau = u.new_empty(DType::F64, &[u.dim(0) * u.dim(1), u.dim(2)]);
+        let (sizes, rows) = sizes(u, *map);
+        let given = [number(*map), u.cuda_in(), tau.cuda_in(), y.cuda_in(), dout.cuda_in()];
+        let args = [&given[..], &[du.cuda_out(), dtau.cuda_out()], &sizes].concat();
+        // SAFETY: as above; `dtau` has a number for each row.
+        unsafe { launch(device, &KERNELS, &kernel_of("feature_map_backward", u.dtype()), by_warps(rows), &args) };
+        (du, dtau.sum_to(&[u.dim(2)]).cast(u.dtype()))
+    }
 }
 
 /// Rows from `first` on; the head of a row is its number modulo H.
@@ -223,7 +284,12 @@ impl<E: Number> Factors<E> {
 
 fn gradients<E: Number>(saved: &FeatureMapBackward, dout: &Tensor) -> (Tensor, Tensor) {
     let (x, heads, width) = (&saved.x, saved.x.dim(2), saved.x.dim(3));
-    let (u, tau) = (unit_rows::<E>(x, None), saved.tau.as_slice::<E>());
+    let u = unit_rows::<E>(x, None);
+    if x.cuda().is_some() {
+        let (du, dtau) = cuda::backward(saved, &u, dout);
+        return (unit_rows_backward::<E>(x, du, None).0, dtau);
+    }
+    let tau = saved.tau.as_slice::<E>();
     let mut du = Tensor::zeros(E::DTYPE, x.shape());
     let mut total = vec![0f64; heads];
     if !du.is_empty() {

@@ -8,7 +8,7 @@ use kumiki_autograd::{Backward, Var};
 use kumiki_tensor::shape::{Dims, Offsets, contiguous_strides};
 use kumiki_tensor::{Element, Tensor, dispatch};
 
-use crate::index_select::checked_ids;
+use crate::index_select::{add_rows, checked_ids, take_rows};
 use crate::registry::OpCase;
 
 /// Picks one element of `x` for every index in `ids` (I64 or U32): the result at `[.., i, ..]` is `x[.., ids[.., i, ..],
@@ -19,6 +19,10 @@ use crate::registry::OpCase;
 #[track_caller]
 pub fn gather(x: &Var, axis: usize, ids: &Tensor) -> Var {
     let places = places(x.shape(), axis, ids);
+    if x.value().cuda().is_some() {
+        let out = take_rows(&x.value().reshape(&[x.value().len()]), 0, &places).reshape(ids.shape());
+        return Var::from_op(out, &[x], || GatherBackward { ids: ids.clone(), axis, shape: Dims::new(x.shape()) });
+    }
     let mut out = Tensor::empty(x.dtype(), ids.shape());
     let rows = x.value().contiguous();
     dispatch!(x.dtype(), E => {
@@ -59,6 +63,10 @@ impl Backward for GatherBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         let places = places(&self.shape, self.axis, &self.ids);
+        if dout.cuda().is_some() {
+            let of_all = add_rows(&dout.reshape(&[places.len()]), 0, &places, self.shape.iter().product());
+            return vec![Some(of_all.reshape(&self.shape))];
+        }
         let mut order: Vec<usize> = (0..places.len()).collect();
         order.sort_by_key(|&i| places[i]);
         let mut dx = Tensor::zeros(dout.dtype(), &self.shape);

@@ -11,7 +11,9 @@ use kumiki_tensor::{Tensor, dispatch_real, threads};
 
 use crate::cast::wide;
 use crate::registry::{BenchCase, OpCase};
+use crate::rows::rows_of;
 use crate::simd::{Kernel, Lanes, Real};
+use crate::unit_rows;
 
 /// `x / √(Σx² + eps)` over the last axis of `x` `[.., K]`; F32 or F64, BF16 computed in F32.
 ///
@@ -27,6 +29,10 @@ pub fn l2_normalize(x: &Var, eps: f64) -> Var {
     );
     assert!(eps > 0.0 && eps.is_finite(), "l2_normalize: eps must be positive, got {eps}");
     let (value, width) = (wide(x.value()).contiguous(), x.dim(x.rank() - 1));
+    if value.cuda().is_some() {
+        let y = unit_rows::cuda::unit_rows(&one_head(&value), None, eps).reshape(value.shape()).cast(x.dtype());
+        return Var::from_op(y, &[x], || L2NormalizeBackward { x: x.value().clone(), eps });
+    }
     let mut y = Tensor::empty(value.dtype(), value.shape());
     dispatch_real!("l2_normalize", value.dtype(), E => {
         let source = value.as_slice::<E>();
@@ -51,6 +57,10 @@ impl Backward for L2NormalizeBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         let (x, dout, eps) = (wide(&self.x).contiguous(), wide(&dout).contiguous(), self.eps);
+        if x.cuda().is_some() {
+            let (dx, _) = unit_rows::cuda::unit_rows_backward(&one_head(&x), one_head(&dout), None, eps);
+            return vec![Some(dx.reshape(x.shape()).cast(self.x.dtype()))];
+        }
         let width = x.dim(x.rank() - 1);
         let mut dx = Tensor::empty(x.dtype(), x.shape());
         dispatch_real!("l2_normalize", x.dtype(), E => {
@@ -62,6 +72,12 @@ impl Backward for L2NormalizeBackward {
         });
         vec![Some(dx.cast(self.x.dtype()))]
     }
+}
+
+/// The rows as `[1, rows, 1, K]`.
+fn one_head(x: &Tensor) -> Tensor {
+    let (rows, width) = rows_of(x);
+    x.reshape(&[1, rows, 1, width])
 }
 
 /// Cuts `out` into pieces of whole rows and calls `f` with the start of each.

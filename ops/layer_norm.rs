@@ -9,7 +9,8 @@
 //! passes; the backward reads x and dout and writes dx over dout. Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Tensor, dispatch_real, threads};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Tensor, dispatch_real, kernels, threads};
 
 use crate::cast::widened;
 use crate::registry::{BenchCase, OpCase};
@@ -35,10 +36,12 @@ pub fn layer_norm(x: &Var, weight: &Var, bias: Option<&Var>, eps: f64) -> Var {
     let (input, scale) = (x.value().contiguous(), weight.value().contiguous());
     let shift = bias.map(|b| b.value().contiguous());
     let (rows, d) = rows_of(&input);
-    let mut y = Tensor::empty(x.dtype(), x.shape());
-    let mut rstd = Tensor::empty(x.dtype(), &[rows]);
-    let mut mean = Tensor::empty(DType::F64, &[rows]);
-    if !y.is_empty() {
+    let mut y = input.new_empty(x.dtype(), x.shape());
+    let mut rstd = input.new_empty(x.dtype(), &[rows]);
+    let mut mean = input.new_empty(DType::F64, &[rows]);
+    if input.cuda().is_some() {
+        cuda::forward(&input, [Some(&scale), shift.as_ref()], eps, [&mut y, &mut mean, &mut rstd]);
+    } else if !y.is_empty() {
         dispatch_real!("layer_norm", x.dtype(), E => {
             let (source, weight) = (input.as_slice::<E>(), scale.as_slice::<E>());
             let bias = shift.as_ref().map(|b| b.as_slice::<E>());
@@ -79,6 +82,9 @@ impl Backward for LayerNormBackward {
         vec![("x", &self.x), ("weight", &self.weight), ("mean", &self.mean), ("rstd", &self.rstd)]
     }
     fn backward(self: Box<Self>, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        if self.x.cuda().is_some() {
+            return cuda::backward(&self, dout, needs);
+        }
         let (rows, d) = rows_of(&self.x);
         let task = rows_per_task(d);
         let has_bias = needs.len() == 3;
@@ -108,6 +114,63 @@ impl Backward for LayerNormBackward {
             grads.push(vector(1));
         }
         grads
+    }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "layer_norm.cu",
+    text: include_str!("layer_norm.cu"),
+    headers: &[],
+    kernels: kernels![
+        "layer_norm_forward" of "float" "double",
+        "layer_norm_backward" of "float" "double",
+        "layer_norm_dweight" of "float" "double",
+    ],
+};
+
+mod cuda {
+    use super::{KERNELS, LayerNormBackward};
+    use crate::cuda::{by_rows, kernel_of};
+    use crate::rows::rows_of;
+    use kumiki_tensor::cuda::{Arg, PART, columns_of_parts, launch};
+    use kumiki_tensor::{DType, Tensor};
+
+    pub fn forward(x: &Tensor, vectors: [Option<&Tensor>; 2], eps: f64, results: [&mut Tensor; 3]) {
+        let (device, (rows, d)) = (x.cuda().expect("on a CUDA device"), rows_of(x));
+        let ([weight, bias], [y, mean, rstd]) =
+            (vectors.map(|v| v.map_or(Arg::Null, Tensor::cuda_in)), results.map(Tensor::cuda_out));
+        let args = [x.cuda_in(), weight, bias, y, mean, rstd, Arg::I64(d as i64), Arg::F64(eps)];
+        // SAFETY: the kernel's arguments; a block for each of the rows of d, which x and the results have.
+        unsafe { launch(device, &KERNELS, &kernel_of("layer_norm_forward", x.dtype()), by_rows(rows, d), &args) };
+    }
+
+    pub fn backward(saved: &LayerNormBackward, dout: Tensor, needs: &[bool]) -> Vec<Option<Tensor>> {
+        let LayerNormBackward { x, weight, mean, rstd } = saved;
+        let (device, (rows, d), dtype) = (x.cuda().expect("on a CUDA device"), rows_of(x), x.dtype());
+        let mut dx = dout;
+        dx.own();
+        // Before `dx` is written over `dout`.
+        let dweight = needs[1].then(|| {
+            let (parts, shape) = columns_of_parts(rows, d);
+            let mut partial = x.new_empty(DType::F64, &[parts, d]);
+            let sizes = [rows, d, PART].map(|n| Arg::I64(n as i64));
+            let given = [x.cuda_in(), dx.cuda_in(), mean.cuda_in(), rstd.cuda_in(), partial.cuda_out()];
+            // SAFETY: the kernel's arguments; `partial` has a row for each part.
+            unsafe {
+                let args = [&given[..], &sizes].concat();
+                launch(device, &KERNELS, &kernel_of("layer_norm_dweight", dtype), shape, &args);
+            };
+            partial.sum_to(&[d]).cast(dtype)
+        });
+        let dbias = needs.get(2).map(|&need| need.then(|| dx.sum_to(&[d])));
+        let dx = needs[0].then(|| {
+            let given = [x.cuda_in(), weight.cuda_in(), mean.cuda_in(), rstd.cuda_in()];
+            let args = [&given[..], &[dx.cuda_out(), Arg::I64(d as i64)]].concat();
+            // SAFETY: as in `forward`; `dx` is its own.
+            unsafe { launch(device, &KERNELS, &kernel_of("layer_norm_backward", dtype), by_rows(rows, d), &args) };
+            dx
+        });
+        [dx, dweight].into_iter().chain(dbias).collect()
     }
 }
 

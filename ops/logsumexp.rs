@@ -6,8 +6,9 @@
 //! Cost: one read of memory each way; along another axis than the last one copy first.
 
 use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::cuda::Source;
 use kumiki_tensor::threads::parallel_chunks2_mut;
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::cast::widened;
 use crate::elementwise::{CHUNK, in_chunks};
@@ -26,11 +27,12 @@ pub fn logsumexp(x: &Var, axis: usize, keep_dim: bool) -> Var {
     widened(&[x], |v| {
         let x = &v[0];
         let rows = axis_last(x.value(), axis);
-        let stats = match x.dtype() {
+        let (log, stats) = match x.dtype() {
+            _ if rows.cuda().is_some() => cuda::forward(&rows),
             DType::F32 => forward::<f32>(&rows),
             _ => forward::<f64>(&rows),
         };
-        let y = stats.log().transpose(axis, x.rank() - 1).cast(x.dtype());
+        let y = log.transpose(axis, x.rank() - 1).cast(x.dtype());
         let y = y.reshape(&reduced_shape(x.shape(), &[axis], keep_dim));
         Var::from_op(y, &[x], || LogsumexpBackward { x: x.value().clone(), stats, axis })
     })
@@ -43,9 +45,9 @@ struct Stats {
 }
 
 impl Stats {
-    fn log(&self) -> Tensor {
+    fn with_log(self) -> (Tensor, Stats) {
         let (shift, sum) = (self.shift.as_slice::<f64>(), self.sum.as_slice::<f64>());
-        Tensor::from_fn(self.sum.shape(), |i| shift[i] + sum[i].ln())
+        (Tensor::from_fn(self.sum.shape(), |i| shift[i] + sum[i].ln()), self)
     }
 }
 
@@ -67,6 +69,7 @@ impl Backward for LogsumexpBackward {
         let dout = axis_last(&dout.reshape(&reduced_shape(self.x.shape(), &[axis], true)), axis);
         let x = axis_last(&self.x, axis);
         let dx = match x.dtype() {
+            _ if x.cuda().is_some() => cuda::gradient(&x, &self.stats, &dout),
             DType::F32 => gradient::<f32>(&x, &self.stats, &dout),
             _ => gradient::<f64>(&x, &self.stats, &dout),
         };
@@ -74,12 +77,50 @@ impl Backward for LogsumexpBackward {
     }
 }
 
-fn forward<E: Real + Element>(x: &Tensor) -> Stats {
+pub(crate) static KERNELS: Source = Source {
+    file: "logsumexp.cu",
+    text: include_str!("logsumexp.cu"),
+    headers: &[],
+    kernels: kernels!["logsumexp_forward" of "float" "double", "logsumexp_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::{KERNELS, Stats};
+    use crate::cuda::{by_rows, kernel_of};
+    use crate::reduce::reduced_shape;
+    use kumiki_tensor::cuda::{Arg, launch};
+    use kumiki_tensor::{DType, Tensor};
+
+    pub fn forward(x: &Tensor) -> (Tensor, Stats) {
+        let axis = x.rank() - 1;
+        let (device, n, shape) =
+            (x.cuda().expect("on a CUDA device"), x.dim(axis), reduced_shape(x.shape(), &[axis], true));
+        let mut y = x.new_empty(x.dtype(), &shape);
+        let (mut shift, mut sum) = (x.new_empty(DType::F64, &shape), x.new_empty(DType::F64, &shape));
+        let blocks = by_rows(y.len(), n);
+        let args = [x.cuda_in(), y.cuda_out(), shift.cuda_out(), sum.cuda_out(), Arg::I64(n as i64)];
+        // SAFETY: the kernel's arguments; a block for each row, of which the results have one number each.
+        unsafe { launch(device, &KERNELS, &kernel_of("logsumexp_forward", x.dtype()), blocks, &args) };
+        (y, Stats { shift, sum })
+    }
+
+    pub fn gradient(x: &Tensor, Stats { shift, sum }: &Stats, dout: &Tensor) -> Tensor {
+        let (device, n) = (x.cuda().expect("on a CUDA device"), x.dim(x.rank() - 1));
+        let mut dx = x.new_empty(x.dtype(), x.shape());
+        let of_rows = [x.cuda_in(), shift.cuda_in(), sum.cuda_in(), dout.cuda_in()];
+        let args = [&of_rows[..], &[dx.cuda_out(), Arg::I64(n as i64)]].concat();
+        // SAFETY: as above; dx is of x's shape.
+        unsafe { launch(device, &KERNELS, &kernel_of("logsumexp_backward", x.dtype()), by_rows(sum.len(), n), &args) };
+        dx
+    }
+}
+
+fn forward<E: Real + Element>(x: &Tensor) -> (Tensor, Stats) {
     let axis = x.rank() - 1;
     let (n, shape) = (x.shape()[axis], reduced_shape(x.shape(), &[axis], true));
     if n == 0 {
         let nothing = Tensor::zeros(DType::F64, &shape);
-        return Stats { shift: nothing.clone(), sum: nothing };
+        return Stats { shift: nothing.clone(), sum: nothing }.with_log();
     }
     let (mut shift, mut sum) = (Tensor::empty(DType::F64, &shape), Tensor::empty(DType::F64, &shape));
     let x = x.as_slice::<E>();
@@ -88,7 +129,7 @@ fn forward<E: Real + Element>(x: &Tensor) -> Stats {
     parallel_chunks2_mut((shift_out, rows), (sum_out, rows), 4 * rows * n, |i, shift, sum| {
         E::dispatch(Forward { x: &x[i * rows * n..], n, shift, sum });
     });
-    Stats { shift, sum }
+    Stats { shift, sum }.with_log()
 }
 
 fn gradient<E: Real + Element>(x: &Tensor, stats: &Stats, dout: &Tensor) -> Tensor {

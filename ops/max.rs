@@ -4,8 +4,9 @@
 //! per row of x, instead of x. A NaN is the greatest. Cost: one read of memory; the backward writes x's size once.
 
 use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::cuda::Source;
 use kumiki_tensor::threads::parallel_chunks2_mut;
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::cast::widened;
 use crate::elementwise::{CHUNK, in_chunks};
@@ -24,6 +25,7 @@ pub fn max(x: &Var, axis: usize, keep_dim: bool) -> Var {
     widened(&[x], |v| {
         let x = &v[0];
         let (y, index) = match x.dtype() {
+            _ if x.value().cuda().is_some() => cuda::maximum(x.value(), axis),
             DType::F32 => maximum::<f32>(x.value(), axis),
             _ => maximum::<f64>(x.value(), axis),
         };
@@ -47,6 +49,7 @@ impl Backward for MaxBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         vec![Some(match dout.dtype() {
+            _ if dout.cuda().is_some() => cuda::scatter(&dout.contiguous(), &self.index, &self.shape, self.axis),
             DType::F32 => scatter::<f32>(&dout.contiguous(), &self.index, &self.shape, self.axis),
             _ => scatter::<f64>(&dout.contiguous(), &self.index, &self.shape, self.axis),
         })]
@@ -56,6 +59,43 @@ impl Backward for MaxBackward {
 /// Sizes before, of and after an axis.
 pub(crate) fn split_at_axis(shape: &[usize], axis: usize) -> [usize; 3] {
     [shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product()]
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "max.cu",
+    text: include_str!("max.cu"),
+    headers: &[],
+    kernels: kernels!["max_forward" of "float" "double", "max_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::{KERNELS, split_at_axis};
+    use crate::cuda::kernel_of;
+    use kumiki_tensor::cuda::{Arg, launch, over};
+    use kumiki_tensor::{DType, Tensor};
+
+    pub fn maximum(x: &Tensor, axis: usize) -> (Tensor, Tensor) {
+        let [outer, n, inner] = split_at_axis(x.shape(), axis);
+        let (device, lines, x) = (x.cuda().expect("on a CUDA device"), outer * inner, x.contiguous());
+        let (mut y, mut index) = (x.new_empty(x.dtype(), &[outer, inner]), x.new_empty(DType::I64, &[outer, inner]));
+        let sizes = [n, inner, lines].map(|n| Arg::I64(n as i64));
+        let args = [&[x.cuda_in(), y.cuda_out(), index.cuda_out()], &sizes[..]].concat();
+        // SAFETY: the kernel's arguments; y and index have an element for each line of x.
+        unsafe { launch(device, &KERNELS, &kernel_of("max_forward", x.dtype()), over(lines), &args) };
+        (y, index)
+    }
+
+    pub fn scatter(dout: &Tensor, index: &Tensor, shape: &[usize], axis: usize) -> Tensor {
+        let [_, n, inner] = split_at_axis(shape, axis);
+        let device = dout.cuda().expect("on a CUDA device");
+        let mut dx = dout.new_empty(dout.dtype(), shape);
+        let count = dx.len();
+        let sizes = [n, inner, count].map(|n| Arg::I64(n as i64));
+        let args = [&[dout.cuda_in(), index.cuda_in(), dx.cuda_out()], &sizes[..]].concat();
+        // SAFETY: as above, the other way round.
+        unsafe { launch(device, &KERNELS, &kernel_of("max_backward", dout.dtype()), over(count), &args) };
+        dx
+    }
 }
 
 /// Maximum and its index, both `[outer, inner]`.

@@ -5,7 +5,8 @@
 //! Cost: one read of memory forward, two in the backward.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::cuda::Source;
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::cast::widened;
 use crate::elementwise::{CHUNK, in_chunks};
@@ -23,6 +24,7 @@ pub fn prod(x: &Var, axis: usize, keep_dim: bool) -> Var {
     widened(&[x], |v| {
         let x = &v[0];
         let y = match x.dtype() {
+            _ if x.value().cuda().is_some() => cuda::product(x.value(), axis),
             DType::F32 => product::<f32>(x.value(), axis),
             _ => product::<f64>(x.value(), axis),
         };
@@ -45,9 +47,47 @@ impl Backward for ProdBackward {
     }
     fn backward(self: Box<Self>, dout: Tensor, _: &[bool]) -> Vec<Option<Tensor>> {
         vec![Some(match dout.dtype() {
+            _ if dout.cuda().is_some() => cuda::product_of_others(&self.x, &dout.contiguous(), self.axis),
             DType::F32 => product_of_others::<f32>(&self.x, &dout.contiguous(), self.axis),
             _ => product_of_others::<f64>(&self.x, &dout.contiguous(), self.axis),
         })]
+    }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "prod.cu",
+    text: include_str!("prod.cu"),
+    headers: &[],
+    kernels: kernels!["prod_forward" of "float" "double", "prod_backward" of "float" "double"],
+};
+
+mod cuda {
+    use super::KERNELS;
+    use crate::cuda::kernel_of;
+    use crate::max::split_at_axis;
+    use kumiki_tensor::cuda::{Arg, launch, over};
+    use kumiki_tensor::{DType, Tensor};
+
+    pub fn product(x: &Tensor, axis: usize) -> Tensor {
+        let [outer, n, inner] = split_at_axis(x.shape(), axis);
+        let (device, lines, x) = (x.cuda().expect("on a CUDA device"), outer * inner, x.contiguous());
+        let mut y = x.new_empty(x.dtype(), &[outer, inner]);
+        let sizes = [n, inner, lines].map(|n| Arg::I64(n as i64));
+        let args = [&[x.cuda_in(), y.cuda_out()], &sizes[..]].concat();
+        // SAFETY: the kernel's arguments; y has an element for each line of x.
+        unsafe { launch(device, &KERNELS, &kernel_of("prod_forward", x.dtype()), over(lines), &args) };
+        y
+    }
+
+    pub fn product_of_others(x: &Tensor, dout: &Tensor, axis: usize) -> Tensor {
+        let [outer, n, inner] = split_at_axis(x.shape(), axis);
+        let (device, lines, x) = (x.cuda().expect("on a CUDA device"), outer * inner, x.contiguous());
+        let (mut before, mut dx) = (x.new_empty(DType::F64, x.shape()), x.new_empty(x.dtype(), x.shape()));
+        let sizes = [n, inner, lines].map(|n| Arg::I64(n as i64));
+        let args = [&[x.cuda_in(), dout.cuda_in(), before.cuda_out(), dx.cuda_out()], &sizes[..]].concat();
+        // SAFETY: as above; `before` and `dx` are of x's shape.
+        unsafe { launch(device, &KERNELS, &kernel_of("prod_backward", x.dtype()), over(lines), &args) };
+        dx
     }
 }
 

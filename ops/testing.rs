@@ -86,8 +86,10 @@ impl<'a> Chain<'a> {
             let there = |x: &Tensor| x.to(&device).unwrap_or_else(|error| panic!("{}: {error}", self.name));
             let values: Vec<Tensor> = self.inputs.iter().map(|(_, x)| there(x)).collect();
             let (y_there, grads_there) = self.evaluate(op, &values);
-            self.close("f64 on CUDA", &y_there, y, 1e-10);
-            self.close_grads("f64 on CUDA, gradient of", &grads_there, grads, 1e-9);
+            self.close_in(DType::F64, "on CUDA", &y_there, y, 1e-10);
+            for ((name, _), (got, here)) in self.inputs.iter().zip(grads_there.iter().zip(grads)) {
+                self.close_in(DType::F64, &format!("on CUDA, gradient of {name}"), got, here, 1e-9);
+            }
 
             let views: Vec<Tensor> = values.iter().map(backwards_in_memory).collect();
             let (y_views, grads_views) = self.evaluate(op, &views);
@@ -146,12 +148,16 @@ impl<'a> Chain<'a> {
     }
 
     /// As [`Chain::close`], but a few roundings of terms near 1, which inputs and upstream gradients are, always pass:
-    /// where such terms cancel, they are all that a result in `dtype` can hold. Sums are in f32, so that only there they
-    /// gather with the number of terms.
+    /// where such terms cancel, they are all that a result in `dtype` can hold. Those of BF16 are in f32, so that there they
+    /// do not gather with the number of terms.
     #[track_caller]
     fn close_in(&self, dtype: DType, what: &str, got: &[f64], exact: &[f64], tolerance: f64) {
         let terms = self.inputs.iter().map(|(_, t)| t.len()).max().unwrap_or(0).max(1) as f64;
-        let rounding = if dtype == DType::BF16 { 0.5f64.powi(8) } else { 0.5f64.powi(23) * terms.sqrt() };
+        let rounding = match dtype {
+            DType::BF16 => 0.5f64.powi(8),
+            DType::F32 => 0.5f64.powi(23) * terms.sqrt(),
+            _ => 0.5f64.powi(52) * terms.sqrt(),
+        };
         let near = |(got, exact): (&f64, &f64)| if (got - exact).abs() <= 4.0 * rounding { *exact } else { *got };
         assert_eq!(got.len(), exact.len(), "{}: {dtype} {what}", self.name);
         let got: Vec<f64> = got.iter().zip(exact).map(near).collect();

@@ -16,7 +16,7 @@ const POSITIONS: usize = 64;
 /// `factor_h x̂` for every row of `x` `[B, T, H, K]`, whose last axis lies without gaps; contiguous. Without factors `[H]` `x̂`.
 pub(crate) fn unit_rows<E: Number>(x: &Tensor, factors: Option<&Tensor>) -> Tensor {
     if x.cuda().is_some() {
-        return cuda::unit_rows::<E>(x, factors);
+        return cuda::unit_rows(x, factors, EPS);
     }
     let factors = factors.map(Tensor::as_slice::<E>);
     let mut out = Tensor::empty(E::DTYPE, x.shape());
@@ -37,7 +37,7 @@ pub(crate) fn unit_rows_backward<E: Number>(
     factors: Option<&Tensor>,
 ) -> (Tensor, Tensor) {
     if x.cuda().is_some() {
-        return cuda::unit_rows_backward::<E>(x, grad, factors);
+        return cuda::unit_rows_backward(x, grad, factors, EPS);
     }
     let factors = factors.map(Tensor::as_slice::<E>);
     let heads = x.dim(2);
@@ -64,8 +64,8 @@ pub(crate) static KERNELS: Source = Source {
     kernels: kernels!["unit_rows" of "float" "double", "unit_rows_backward" of "float" "double"],
 };
 
-mod cuda {
-    use super::{EPS, KERNELS, Number};
+pub(crate) mod cuda {
+    use super::KERNELS;
     use crate::cuda::{by_warps, kernel_of};
     use kumiki_tensor::Tensor;
     use kumiki_tensor::cuda::{Arg, launch};
@@ -76,30 +76,32 @@ mod cuda {
         numbers.flat_map(|&n| (n as u64).to_ne_bytes()).collect()
     }
 
-    pub fn unit_rows<E: Number>(x: &Tensor, factors: Option<&Tensor>) -> Tensor {
+    /// Rows of `[B, T, H, K]` of F32 or F64, their last axis without gaps.
+    pub fn unit_rows(x: &Tensor, factors: Option<&Tensor>, eps: f64) -> Tensor {
         let device = x.cuda().expect("on a CUDA device");
         let (rows, count) = (rows(x), x.shape()[..3].iter().product());
-        let mut out = x.new_empty(E::DTYPE, x.shape());
+        let mut out = x.new_empty(x.dtype(), x.shape());
         let factors = factors.map_or(Arg::Null, Tensor::cuda_in);
-        let sizes = [Arg::I64(count as i64), Arg::F64(EPS)];
+        let sizes = [Arg::I64(count as i64), Arg::F64(eps)];
         let args = [&[Arg::Struct(&rows), x.cuda_in(), factors, out.cuda_out()][..], &sizes].concat();
         // SAFETY: the kernel's arguments; the rows lie where shape and strides say, and `out` has as many.
-        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows", E::DTYPE), by_warps(count), &args) };
+        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows", x.dtype()), by_warps(count), &args) };
         out
     }
 
-    pub fn unit_rows_backward<E: Number>(x: &Tensor, mut grad: Tensor, factors: Option<&Tensor>) -> (Tensor, Tensor) {
+    /// Their gradient, over `grad`, and that of the factors.
+    pub fn unit_rows_backward(x: &Tensor, mut grad: Tensor, factors: Option<&Tensor>, eps: f64) -> (Tensor, Tensor) {
         let device = x.cuda().expect("on a CUDA device");
         let (rows, heads) = (rows(x), x.dim(2));
-        let mut along = x.new_empty(E::DTYPE, &[x.dim(0) * x.dim(1), heads]);
+        let mut along = x.new_empty(x.dtype(), &[x.dim(0) * x.dim(1), heads]);
         grad.own();
         let factors = factors.map_or(Arg::Null, Tensor::cuda_in);
         let count = along.len();
-        let sizes = [Arg::I64(count as i64), Arg::F64(EPS)];
+        let sizes = [Arg::I64(count as i64), Arg::F64(eps)];
         let both = [grad.cuda_out(), along.cuda_out()];
         let args = [&[Arg::Struct(&rows), x.cuda_in(), factors], &both[..], &sizes].concat();
         // SAFETY: as above; `grad` is of x's shape and its own, `along` has a number for each row.
-        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows_backward", E::DTYPE), by_warps(count), &args) };
+        unsafe { launch(device, &KERNELS, &kernel_of("unit_rows_backward", x.dtype()), by_warps(count), &args) };
         (grad, along.sum_to(&[heads]))
     }
 }

@@ -7,12 +7,14 @@
 //! Cost: one read of memory; one copy first when the axes are not the last ones.
 
 use kumiki_autograd::{Backward, Var};
+use kumiki_tensor::cuda::{Arg, Source, launch};
 use kumiki_tensor::threads::parallel_chunks2_mut;
-use kumiki_tensor::{DType, Element, Tensor};
+use kumiki_tensor::{DType, Element, Tensor, kernels};
 
 use crate::arithmetic::{Mul, Sub};
 use crate::broadcast::zip_broadcast;
 use crate::cast::widened;
+use crate::cuda::{by_rows, kernel_of};
 use crate::elementwise::{CHUNK, map_over};
 use crate::reduce::{checked_axes, reduced_shape};
 use crate::registry::OpCase;
@@ -63,11 +65,25 @@ impl Backward for VarBackward {
     }
 }
 
+pub(crate) static KERNELS: Source = Source {
+    file: "variance.cu",
+    text: include_str!("variance.cu"),
+    headers: &[],
+    kernels: kernels!["moments" of "float" "double"],
+};
+
 /// Variance and mean of contiguous rows of n, both in `shape`.
 fn moments<E: Real + Element>(x: &Tensor, n: usize, scale: f64, shape: &[usize]) -> (Tensor, Tensor) {
-    let (mut y, mut mean) = (Tensor::empty(E::DTYPE, shape), Tensor::empty(E::DTYPE, shape));
+    let (mut y, mut mean) = (x.new_empty(E::DTYPE, shape), x.new_empty(E::DTYPE, shape));
     if n == 0 {
-        return (Tensor::full(E::DTYPE, shape, 0.0 * scale), Tensor::full(E::DTYPE, shape, f64::NAN));
+        return (x.new_full(E::DTYPE, shape, 0.0 * scale), x.new_full(E::DTYPE, shape, f64::NAN));
+    }
+    if let Some(device) = x.cuda() {
+        let shape = by_rows(y.len(), n);
+        let args = [x.cuda_in(), y.cuda_out(), mean.cuda_out(), Arg::I64(n as i64), Arg::F64(scale)];
+        // SAFETY: the kernel's arguments; a block for each row of n, of which y and mean have one number each.
+        unsafe { launch(device, &KERNELS, &kernel_of("moments", E::DTYPE), shape, &args) };
+        return (y, mean);
     }
     let x = x.as_slice::<E>();
     let rows = (CHUNK / n).max(1);

@@ -26,6 +26,9 @@ pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
     }
     shape[axis] = parts.iter().map(|p| p.dim(axis)).sum();
     let outer: usize = shape[..axis].iter().product();
+    if let Some(device) = first.cuda() {
+        return crate::cuda::concat(device, parts, axis, &shape);
+    }
     let mut out = Tensor::empty(first.dtype(), &shape);
     dispatch!(first.dtype(), E => {
         let row: usize = shape[axis..].iter().product();

@@ -76,6 +76,12 @@ impl Rng {
         out.iter_mut().for_each(|word| *word = core.next_u32());
     }
 
+    /// What makes [`Rng::words`], for whoever draws them elsewhere: ChaCha8's key, its stream, and the number of the first word.
+    pub fn chacha8(&self) -> ([u8; 32], u64, u128) {
+        let core = self.core(0);
+        (core.get_seed(), core.get_stream(), core.get_word_pos())
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let bits = self.core(0).next_u64();

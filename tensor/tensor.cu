@@ -13,6 +13,11 @@ template <class From, class To> __global__ void copy(View view, const From *__re
     GRID_STRIDE(i, count) y[i] = Convert<From, To>::of(x[position(view, i)]);
 }
 
+// To the place of a part within each row.
+template <class T> __global__ void put(const T *__restrict__ x, T *__restrict__ y, i64 piece, i64 row, i64 start, i64 count) {
+    GRID_STRIDE(i, count) y[i / piece * row + start + i % piece] = x[i];
+}
+
 template <class T> struct Constant {
     static __device__ __forceinline__ T of(double x) { return T(x); }
 };
