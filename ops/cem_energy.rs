@@ -36,6 +36,7 @@ pub fn cem_attention_energy(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiag
     let beta = (width as f64).powf(-0.5);
     let hidden = |i: usize| if i % keys > i / keys + keys - queries { f64::NEG_INFINITY } else { 0.0 };
     let mask = Tensor::from_fn::<f64>(&[queries, keys], hidden).cast(x.dtype());
+    let mask = mask.to(&x.value().device()).unwrap_or_else(|error| panic!("{error}"));
     let lse = logsumexp(&add(&mul_scalar(&scores, beta), &Var::constant(mask)), 3, false); // [B, H, T_q]
     mul_scalar(&sum(&lse, &[1], false), -1.0 / beta)
 }

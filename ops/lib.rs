@@ -45,6 +45,7 @@ mod matmul_cuda;
 mod max;
 mod mixed_chunk_attention;
 mod pow;
+mod prefix_cuda;
 mod prod;
 #[cfg(test)]
 mod proptest_shapes;

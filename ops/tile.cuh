@@ -88,19 +88,55 @@ template <bool NARROW> __device__ __forceinline__ int terms(i64 left) {
     return NARROW ? (some + 15) / 16 * 16 : some;
 }
 
-// Both factors of a product from global memory, of rows: sum[m][n] += Σ_k a(m, k) b(n, k).
+// What lies in shared memory, of so many terms that are left.
+template <class T, bool NARROW>
+__device__ __forceinline__ void add_loaded(TileSum<T, NARROW> &sum, Factors<T> &factors, i64 left) {
+    __syncthreads();
+    sum.add(terms<NARROW>(left), [&](int m, int k) { return factors.left[m][k]; },
+            [&](int k, int n) { return factors.right[k][n]; });
+}
+
+// Products of factors that both come from global memory, a(m, k) and b(k, n) or b(n, k). Which neighbours in memory are read
+// by neighbouring threads is what tells the three apart.
 template <class T, bool NARROW, class A, class B>
 __device__ __forceinline__ void add_product_of_rows(TileSum<T, NARROW> &sum, Factors<T> &factors, i64 depth, A a, B b) {
     for (i64 from = 0; from < depth; from += DEPTH) {
         __syncthreads();
         for (int at = threadIdx.x; at < SIZE<T> * DEPTH; at += THREADS) {
             int row = at / DEPTH, k = at % DEPTH;
-            factors.left[row][k] = from + k < depth ? a(row, from + k) : T(0);
-            factors.right[k][row] = from + k < depth ? b(row, from + k) : T(0);
+            bool is = from + k < depth;
+            factors.left[row][k] = is ? a(row, from + k) : T(0);
+            factors.right[k][row] = is ? b(row, from + k) : T(0);
         }
+        add_loaded(sum, factors, depth - from);
+    }
+}
+// The terms of the first factor lie side by side, and the columns of the second one.
+template <class T, bool NARROW, class A, class B>
+__device__ __forceinline__ void add_product_of_terms(TileSum<T, NARROW> &sum, Factors<T> &factors, i64 depth, A a, B b) {
+    for (i64 from = 0; from < depth; from += DEPTH) {
         __syncthreads();
-        sum.add(terms<NARROW>(depth - from), [&](int m, int k) { return factors.left[m][k]; },
-                [&](int k, int n) { return factors.right[k][n]; });
+        for (int at = threadIdx.x; at < SIZE<T> * DEPTH; at += THREADS) {
+            int row = at / DEPTH, k = at % DEPTH;
+            factors.left[row][k] = from + k < depth ? a(row, from + k) : T(0);
+            int term = at / SIZE<T>, n = at % SIZE<T>;
+            factors.right[term][n] = from + term < depth ? b(from + term, n) : T(0);
+        }
+        add_loaded(sum, factors, depth - from);
+    }
+}
+// The rows of the first factor lie side by side, and the columns of the second one: a sum of outer products.
+template <class T, bool NARROW, class A, class B>
+__device__ __forceinline__ void add_product_of_columns(TileSum<T, NARROW> &sum, Factors<T> &factors, i64 depth, A a, B b) {
+    for (i64 from = 0; from < depth; from += DEPTH) {
+        __syncthreads();
+        for (int at = threadIdx.x; at < SIZE<T> * DEPTH; at += THREADS) {
+            int term = at / SIZE<T>, n = at % SIZE<T>;
+            bool is = from + term < depth;
+            factors.left[n][term] = is ? a(n, from + term) : T(0);
+            factors.right[term][n] = is ? b(from + term, n) : T(0);
+        }
+        add_loaded(sum, factors, depth - from);
     }
 }
 

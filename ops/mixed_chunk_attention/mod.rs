@@ -25,6 +25,7 @@
 //! Source: FLASH, arXiv 2202.10447; the divisors are ours.
 
 mod backward;
+mod cuda;
 mod forward;
 mod stream;
 
@@ -202,6 +203,9 @@ impl MixedChunkBackward {
     }
 
     fn forward<E: Number>(&self, keep: bool) -> (Option<Tensor>, Option<Tensor>) {
+        if self.operands[0].cuda().is_some() {
+            return cuda::forward::<E>(self, keep);
+        }
         let u = self.u.as_ref().map(Values::new);
         self.with_problem::<E, _>(|p| forward::forward(p, u.as_ref(), keep))
     }
@@ -216,7 +220,10 @@ impl MixedChunkBackward {
             }
             _ => (Rows::<E>::prepare(&by_blocks), None),
         };
-        let out = self.with_problem::<E, _>(|p| backward::backward(p, &Values::new(&dout)));
+        let out = match dout.cuda() {
+            Some(_) => cuda::backward::<E>(&self, &dout),
+            None => self.with_problem::<E, _>(|p| backward::backward(p, &Values::new(&dout))),
+        };
         let whole = |x: Tensor| x.reshape(&shape);
         let shared = [out.dq, out.dk, out.dlinear_q, out.dlinear_k].map(|x| Some(sum_blocks(&x)));
         let grads = shared.into_iter().chain([Some(whole(out.dv))]).chain(du.map(|du| du.map(whole)));

@@ -2,7 +2,9 @@
 
 use kumiki_autograd::{Param, Tape, Var};
 use kumiki_ops::simd::{Level, with_level};
-use kumiki_ops::{BenchCase, BlockStarts, DualAttention, DualSees, bench_cases, dual_attention};
+use kumiki_ops::{
+    BenchCase, BlockStarts, DualAttention, DualSees, MixedChunk, bench_cases, dual_attention, mixed_chunk_attention_mul,
+};
 use kumiki_tensor::{DType, Device, Rng, Tensor, cuda};
 
 /// Result and gradients on inputs that are parameters of a tape, narrow or not; those that are named are stored in BF16, and
@@ -146,6 +148,15 @@ fn small(name: &'static str) -> BenchCase {
         "gau_attention_mul" => {
             vec![("q", vec![b, t, k]), ("k", vec![b, t, k]), ("v", vec![b, t, g]), ("u", vec![b, t, g])]
         }
+        "mixed_chunk_attention_mul" => {
+            let widths = [("q", k), ("k", k), ("linear_q", k + 1), ("linear_k", k + 1), ("v", g), ("u", g)];
+            let forward = |_: &Tape, x: &[Var]| {
+                let all = MixedChunk { q: &x[0], k: &x[1], linear_q: &x[2], linear_k: &x[3], v: &x[4], chunk: 32 };
+                mixed_chunk_attention_mul(all, &x[5])
+            };
+            let inputs = widths.map(|(name, width)| (name, vec![b, t, width])).into();
+            return BenchCase { inputs, forward: Box::new(forward), ..bench(name) };
+        }
         "dual_attention" => {
             let names = ["q", "k_self", "v_self", "k_context", "v_context"];
             let forward = move |_: &Tape, x: &[Var]| {
@@ -162,10 +173,11 @@ fn small(name: &'static str) -> BenchCase {
 
 #[test]
 fn narrow_operators_on_cuda_follow_wide_ones_on_the_cpu() {
-    let cases: [(&str, &[&str]); 4] = [
+    let cases: [(&str, &[&str]); 5] = [
         ("causal_attention", &["v"]),
         ("gate_aggregate_mul", &["g", "v"]),
         ("gau_attention_mul", &["v", "u"]),
+        ("mixed_chunk_attention_mul", &["v", "u"]),
         ("dual_attention", &[]),
     ];
     for device in cuda::Device::for_tests().into_iter().map(Device::Cuda) {
