@@ -16,19 +16,23 @@
 //! Source: Causal Energy Minimization, arXiv 2605.07588.
 
 use kumiki_autograd::{Backward, Var};
-use kumiki_tensor::{DType, Element, Tensor, bf16, dispatch_real, threads};
+use kumiki_tensor::cuda::{Arg, Source, launch, over};
+use kumiki_tensor::{DType, Element, Tensor, bf16, dispatch_real, kernels, threads};
 
+use crate::arithmetic::Mul;
 use crate::attention_tiles::SharedRows;
 use crate::cast::{cast, is_stored_for, wide};
 use crate::cem_attention::CemStep;
 use crate::count::count;
-use crate::elementwise::zip;
+use crate::cuda::kernel_of;
+use crate::elementwise::{map_over, zip};
 use crate::matmul::{add_matrices, stored_matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rows::{Formula, pass};
 use crate::silu_integral::SiluIntegral;
 use crate::simd::{Kernel, Lanes, Real, Unary};
 use crate::stored::pass_stored;
+use crate::sums::sum_axes;
 use crate::swiglu::Gated;
 
 /// Direction at `x` `[.., D]`, for the gate `[.., F]`, which may be BF16 where the others are F32, and `w_up` `[F, D]`; with
@@ -93,6 +97,9 @@ const CHUNK: usize = 8 * 1024;
 fn energies(u: &Tensor, gate: &Tensor) -> Tensor {
     let (u, gate) = (wide(u), wide(gate));
     let (n, f) = (u.dim(0), u.dim(1));
+    if u.cuda().is_some() {
+        return sum_axes(&zip(&Mul, map_over(&SiluIntegral, u), &gate), &[1], -1.0);
+    }
     let mut out = Tensor::zeros(u.dtype(), &[n]);
     dispatch_real!("cem_mlp", u.dtype(), E => {
         let (u, gate) = (u.as_slice::<E>(), gate.as_slice::<E>());
@@ -155,8 +162,9 @@ impl Backward for CemMlpBackward {
         let (shape, leading) = (dout.shape().to_vec(), dout.rank() - 1);
         let dm = dout.contiguous().reshape(&[n, d_model]);
         let mut dgate = stored_matrices(&dm, &w_up.transpose(0, 1), narrow, u.dtype()); // da, until the pass
-        let (mut a, mut du) = (Tensor::empty(u.dtype(), u.shape()), u);
+        let (mut a, mut du) = (u.new_empty(u.dtype(), u.shape()), u);
         match du.dtype() {
+            _ if du.cuda().is_some() => slopes_on_cuda(&gate, [&mut a, &mut du, &mut dgate]),
             DType::F32 => gradients::<f32>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
             DType::F64 => gradients::<f64>(&gate, [&mut a, &mut du, &mut dgate], run_slopes),
             _ => gradients::<bf16>(&gate, [&mut a, &mut du, &mut dgate], |gate, of| {
@@ -172,6 +180,25 @@ impl Backward for CemMlpBackward {
         let dgate = needs[1].then(|| dgate.cast(gate_dtype).reshape(&[&shape[..leading], &[f]].concat()));
         vec![dx, dgate, dw]
     }
+}
+
+pub(crate) static KERNELS: Source = Source {
+    file: "cem_mlp.cu",
+    text: include_str!("cem_mlp.cu"),
+    headers: &[],
+    kernels: kernels!["cem_mlp_slopes" of "float" "double" "bf16"],
+};
+
+/// `a`, `du` over u, `dgate` over da.
+fn slopes_on_cuda(gate: &Tensor, of: [&mut Tensor; 3]) {
+    let device = gate.cuda().expect("on a CUDA device");
+    let (kernel, count) = (kernel_of("cem_mlp_slopes", gate.dtype()), gate.len());
+    let [a, du, dgate] = of.map(|x| {
+        x.own();
+        x.cuda_out()
+    });
+    // SAFETY: the kernel's arguments; four contiguous tensors of one shape.
+    unsafe { launch(device, &KERNELS, &kernel, over(count), &[gate.cuda_in(), a, du, dgate, Arg::I64(count as i64)]) };
 }
 
 /// Runs `f` on rows `[F]` of the gate, and of `a`, `du` (which holds u before) and `dgate` (da).
@@ -271,6 +298,22 @@ mod tests {
             chain.f32_tolerance = 5e-5;
             chain.bf16_tolerance = Some(8e-2);
             chain.run(|_, v| cem_mlp(&v[0], &v[1], &v[2], false).direction, |v| naive(n, f, d, v));
+        }
+    }
+
+    #[test]
+    fn energies_are_the_same_on_cuda() {
+        let normal = |shape: &[usize]| kumiki_tensor::Rng::new(7).normal(DType::F64, shape, 0.0, 1.0);
+        let inputs = [normal(&[2, 5, 4]), normal(&[2, 5, 70]), normal(&[70, 4])];
+        let energy = |device: &kumiki_tensor::Device| {
+            let [x, gate, w_up] = inputs.each_ref().map(|x| Var::constant(x.to(device).unwrap()));
+            let energy = cem_mlp(&x, &gate, &w_up, true).energy.unwrap();
+            (energy.shape().to_vec(), energy.to_f64_vec())
+        };
+        let (shape, here) = energy(&kumiki_tensor::Device::Cpu);
+        for device in kumiki_tensor::cuda::Device::for_tests().into_iter().map(kumiki_tensor::Device::Cuda) {
+            let there = energy(&device);
+            assert_eq!((there.0, difference(&there.1, &here, 1e-12)), (shape.clone(), None));
         }
     }
 

@@ -38,6 +38,7 @@ pub const ON_CUDA: &[&str] = &[
     "cast",
     "causal_attention",
     "cem_attention_energy",
+    "cem_mlp",
     "cem_mlp_energy",
     "clamp",
     "concat",
@@ -100,6 +101,8 @@ pub const ON_CUDA: &[&str] = &[
     "transpose",
     "unsqueeze",
     "var",
+    "windowed_prefix",
+    "windowed_prefix_mul",
 ];
 
 /// The sources of the operators' kernels.
@@ -108,6 +111,7 @@ pub const SOURCES: &[&Source] = &[
     &crate::adamw::KERNELS,
     &crate::arithmetic::KERNELS,
     &crate::attention_tiles::CUDA_KERNELS,
+    &crate::cem_mlp::KERNELS,
     &crate::cross_entropy::KERNELS,
     &crate::cross_entropy_from_hidden_cuda::KERNELS,
     &crate::cumsum::KERNELS,
@@ -130,6 +134,7 @@ pub const SOURCES: &[&Source] = &[
     &crate::unit_rows::KERNELS,
     &crate::variance::KERNELS,
     &crate::views::KERNELS,
+    &crate::windowed_prefix::CUDA_KERNELS,
 ];
 
 /// A formula's counterpart on a CUDA device.

@@ -111,6 +111,11 @@ impl States {
         y
     }
 
+    /// `[heads of all entries and their chunks, R, E]`: of each chunk what lies before it, or behind it.
+    pub fn sums(&self) -> &Tensor {
+        &self.sums
+    }
+
     fn device(&self) -> &Device {
         self.sums.cuda().expect("on a CUDA device")
     }

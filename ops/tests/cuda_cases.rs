@@ -6,7 +6,7 @@ use kumiki_ops::testing::difference;
 use kumiki_ops::{ON_CUDA, OpCase, op_cases};
 use kumiki_tensor::{DType, Device, Rng, Tensor, cuda};
 
-const NOT_YET: &[&str] = &["cem_attention", "cem_mlp", "windowed_prefix", "windowed_prefix_mul"];
+const NOT_YET: &[&str] = &["cem_attention"];
 
 fn evaluate(case: &OpCase, device: &Device) -> Vec<Vec<f64>> {
     let there = |x: &Tensor| x.to(device).expect("memory");

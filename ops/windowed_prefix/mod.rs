@@ -29,6 +29,7 @@
 //! Source: WANGO, "cross-token gated residual" (2026).
 
 mod backward;
+mod cuda;
 mod forward;
 mod packed;
 mod stream;
@@ -49,6 +50,8 @@ pub use stream::WindowedPrefixState;
 const CHUNK: usize = 64;
 /// The largest `tau` that f32 serves: `exp(-2 tau)` times a small gate is a normal number.
 const F32_TAU: f64 = 30.0;
+
+pub(crate) use cuda::KERNELS as CUDA_KERNELS;
 
 /// What [`windowed_prefix`] works on.
 #[derive(Clone, Copy)]
@@ -223,6 +226,11 @@ impl WindowedPrefixBackward {
 
     /// Fills in `gate` and `den` as far as they are wanted, and gives the product with `v`.
     fn forward<E: Number>(&mut self, keep: bool) -> Option<Tensor> {
+        if self.tau.cuda().is_some() {
+            let (gate, gated, den) = self.pairs::<E>().forward(keep);
+            (self.gate, self.den) = (gate, Some(den));
+            return gated;
+        }
         let v = self.v.as_ref().map(Values::new);
         let (gate, gated, den) = self.with_problem::<E, _>(|p| forward::forward(p, v.as_ref(), keep));
         (self.gate, self.den) = (gate, Some(den));
@@ -235,6 +243,12 @@ impl WindowedPrefixBackward {
         drop(dout); // so that it is written over
         let need_v = self.v.is_some() && needs[6];
         let Arrived { dout, dgate: dv, delta } = arrive::<E>(by_heads, self.v.as_ref(), gate, need_v);
+        if self.tau.cuda().is_some() {
+            let out = self.pairs::<E>().backward(dout, delta, den);
+            let dq = unit_rows_backward::<E>(&self.operands[0], out.dq, Some(&self.tau)).0;
+            let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;
+            return self.needed([dq, dk, out.dphi_q, out.dphi_k, out.dg, out.dtau], dv, &shape, needs);
+        }
         let up =
             backward::Upstream { dout: Values::new(&dout), delta: delta.as_slice::<E>(), den: den.as_slice::<E>() };
         let out = self.with_problem::<E, _>(|p| backward::backward(p, &up));
@@ -243,8 +257,19 @@ impl WindowedPrefixBackward {
         let dtau: Vec<f64> = out.near.iter().zip(tau).map(|(near, &tau)| near / Real::to_f64(tau)).collect();
         let dtau = Tensor::from_slice(&dtau, &[dtau.len()]).cast(E::DTYPE);
         let dk = unit_rows_backward::<E>(&self.operands[1], out.dk, None).0;
-        let grads = [dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau].map(Some);
-        let grads = grads.into_iter().chain(self.v.map(|_| dv.map(|dv| dv.reshape(&shape))));
+        self.needed([dq, dk, out.dphi_q, out.dphi_k, out.dg, dtau], dv, &shape, needs)
+    }
+
+    /// On a CUDA device.
+    fn pairs<E: Number>(&self) -> cuda::Pairs<'_> {
+        let [q, k, ..] = &self.operands;
+        cuda::Pairs::new(self, unit_rows::<E>(q, Some(&self.tau)), unit_rows::<E>(k, None))
+    }
+
+    /// Of the inputs, in their order; that of `v` in its shape.
+    fn needed(&self, grads: [Tensor; 6], dv: Option<Tensor>, shape: &[usize], needs: &[bool]) -> Vec<Option<Tensor>> {
+        let dv = self.v.as_ref().map(|_| dv.map(|dv| dv.reshape(shape)));
+        let grads = grads.map(Some).into_iter().chain(dv);
         grads.zip(needs).map(|(grad, &needed)| grad.filter(|_| needed)).collect()
     }
 }
