@@ -167,7 +167,8 @@ pub(crate) fn add_matrices(sum: &mut Tensor, a: &Tensor, b: &Tensor, narrow: boo
 
 fn product_into(out: &mut Tensor, a: &Tensor, b: &Tensor, narrow: bool, accumulate: bool) {
     if a.cuda().is_some() {
-        return cuda::product(out, a, b, accumulate);
+        let factor = |x: &Tensor| if narrow && x.dtype() == DType::F32 { x.cast(DType::BF16) } else { x.clone() };
+        return cuda::product(out, &factor(a), &factor(b), accumulate);
     }
     let (m, n) = (a.dim(0), b.dim(1));
     dispatch_real!("matmul", a.dtype(), E => {

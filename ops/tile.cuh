@@ -154,3 +154,37 @@ __device__ __forceinline__ void add_product(TileSum<T, NARROW> &sum, Factors<T> 
                 [&](int k, int n) { return factors.right[k][n]; });
     }
 }
+
+// Scores become weights under a running maximum, some threads of a warp for each row.
+template <class T> struct RunningSoftmax {
+    T (&tops)[SIZE<T>], (&sums)[SIZE<T>], (&shrink)[SIZE<T>];
+
+    __device__ __forceinline__ void begin() {
+        if (threadIdx.x < SIZE<T>) {
+            tops[threadIdx.x] = -math::infinity<T>();
+            sums[threadIdx.x] = 0;
+        }
+    }
+    __device__ __forceinline__ void step(T (&scores)[SIZE<T>][SIZE<T> + 1]) {
+        constexpr int EACH = THREADS / SIZE<T>;
+        int row = threadIdx.x / EACH, part = threadIdx.x % EACH;
+        T top = -math::infinity<T>(), total = 0, before = tops[row];
+        for (int n = part; n < SIZE<T>; n += EACH) top = math::max(top, scores[row][n]);
+        for (int by = EACH / 2; by > 0; by /= 2) top = math::max(top, __shfl_xor_sync(0xffffffffu, top, by));
+        top = math::max(top, before);
+        T base = top == -math::infinity<T>() ? T(0) : top;
+        for (int n = part; n < SIZE<T>; n += EACH) {
+            T weight = math::exp(scores[row][n] - base);
+            scores[row][n] = weight;
+            total += weight;
+        }
+        for (int by = EACH / 2; by > 0; by /= 2) total += __shfl_xor_sync(0xffffffffu, total, by);
+        __syncwarp();
+        if (part == 0) {
+            T by = before == top ? T(1) : math::exp(before - base);
+            shrink[row] = by;
+            sums[row] = sums[row] * by + total;
+            tops[row] = top;
+        }
+    }
+};

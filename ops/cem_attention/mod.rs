@@ -28,6 +28,7 @@
 //! Source: Causal Energy Minimization, arXiv 2605.07588.
 
 mod backward;
+mod cuda;
 mod forward;
 mod kernels;
 mod products;
@@ -44,6 +45,9 @@ use crate::matmul::{add_matrices, matrices};
 use crate::registry::{BenchCase, OpCase};
 use crate::rope::rotate;
 use crate::simd::Real;
+use crate::sums::sum_axes;
+
+pub(crate) use cuda::KERNELS as CUDA_KERNELS;
 
 /// Where an energy was evaluated: what it is there, and the way down.
 pub struct CemStep {
@@ -151,32 +155,32 @@ fn run(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiagonal>, rope_base: f64
     };
     let positions = saved.positions();
     rotate(&mut saved.q, None, rope_base, &positions);
-    let forward::Attended { context, mix, lse } = dispatch_real!("cem_attention", x.dtype(), E => {
-        saved.with_problem::<E, _>(|p| {
-            let groups = p.diagonal.as_ref().map_or(0, |diagonal| diagonal.groups);
-            count(|c| {
-                c.projection += (2 * rows * heads * width * d_model) as u64;
-                c.pair += 2 * (p.pairs() * (heads * width + groups * d_model)) as u64;
-            });
-            forward::forward(p)
-        })
+    let keys = k.dim(1);
+    count(|c| {
+        // Pairs of a query and a key that it sees.
+        let pairs = batch * (0..queries).map(|i| keys - queries + i + 1).sum::<usize>();
+        let groups = saved.diagonal.as_ref().map_or(0, |diagonal| diagonal.d.dim(0));
+        c.projection += (2 * rows * heads * width * d_model) as u64;
+        c.pair += 2 * (pairs * (heads * width + groups * d_model)) as u64;
     });
-    let mut back = Tensor::empty(context.dtype(), context.shape());
+    let on_cuda = saved.q.cuda().is_some();
+    let forward::Attended { context, mix, lse } = dispatch_real!("cem_attention", x.dtype(), E => {
+        if on_cuda { cuda::forward(&saved) } else { saved.with_problem::<E, _>(forward::forward) }
+    });
+    let mut back = context.new_empty(context.dtype(), context.shape());
     rotate(&mut back, Some(&context), rope_base, &saved.backwards());
     let back = back.reshape(&[rows, heads * width]);
     let mut direction = matrices(&back, &saved.wq, narrow);
-    let energy = dispatch_real!("cem_attention", x.dtype(), E => {
-        if let (Some(diagonal), Some(mix)) = (&saved.diagonal, &mix) {
-            let (d, mix) = (diagonal.d.as_slice::<E>(), mix.as_slice::<E>());
-            add_scaled(direction.as_mut_slice::<E>(), d, mix);
+    if let (Some(diagonal), Some(mix)) = (&saved.diagonal, &mix) {
+        if on_cuda {
+            direction.add_assign(&cuda::on_diagonal(&saved, mix));
+        } else {
+            dispatch_real!("cem_attention", x.dtype(), E => {
+                add_scaled(direction.as_mut_slice::<E>(), diagonal.d.as_slice::<E>(), mix.as_slice::<E>());
+            });
         }
-        let lse = lse.as_slice::<E>();
-        let scale = -Real::to_f64(inverse_beta::<E>(width));
-        Tensor::from_fn::<E>(&[batch, queries], |i| {
-            let sum: f64 = lse[i * heads..][..heads].iter().map(|&x| Real::to_f64(x)).sum();
-            Real::from_f64(scale * sum)
-        })
-    });
+    }
+    let energy = sum_axes(&lse, &[2], -(width as f64).sqrt()); // -1/β
     (saved.context, saved.lse) = (Some(back), Some(lse));
     if let Some(diagonal) = &mut saved.diagonal {
         diagonal.mix = mix;
@@ -189,10 +193,6 @@ fn run(x: &Var, wq: &Var, k: &Var, diagonal: Option<CemDiagonal>, rope_base: f64
 /// `β = K^-1/2`.
 fn beta<E: Number>(width: usize) -> E {
     Real::from_f64((width as f64).powf(-0.5))
-}
-
-fn inverse_beta<E: Number>(width: usize) -> E {
-    Real::from_f64((width as f64).sqrt())
 }
 
 /// `out[n] += Σ_g d[g] ⊙ mix[n, g]`, rows of the width of `d`'s.
@@ -238,11 +238,6 @@ impl<E: Number> Problem<'_, E> {
     /// Keys that the last of the queries before `end` sees.
     fn visible(&self, end: usize) -> usize {
         self.keys - self.queries + end
-    }
-
-    /// Pairs of a query and a key that it sees, over batch entries.
-    fn pairs(&self) -> usize {
-        self.batch * (0..self.queries).map(|i| self.visible(i + 1)).sum::<usize>()
     }
 
     /// Sets of heads that share their sums, and the heads of each.
@@ -323,13 +318,17 @@ impl CemAttentionBackward {
         let mut dcontext = dcontext.reshape(&[batch, queries, heads, width]);
         rotate(&mut dcontext, None, self.rope_base, &self.positions());
         let dm_heads = dm.reshape(&[batch, queries, 1, d_model]);
-        let up = backward::Upstream {
-            dcontext: Rows::new(&dcontext),
-            dm: Rows::new(&dm_heads),
-            lse: self.lse.as_ref().expect("of the forward").as_slice::<E>(),
-            mix: self.diagonal.as_ref().and_then(|g| g.mix.as_ref()).map(|mix| mix.as_slice::<E>()),
+        let backward::Gradients { mut dq, dk, diagonal } = if dm.cuda().is_some() {
+            cuda::backward(&self, &dcontext, dm)
+        } else {
+            let up = backward::Upstream {
+                dcontext: Rows::new(&dcontext),
+                dm: Rows::new(&dm_heads),
+                lse: self.lse.as_ref().expect("of the forward").as_slice::<E>(),
+                mix: self.diagonal.as_ref().and_then(|g| g.mix.as_ref()).map(|mix| mix.as_slice::<E>()),
+            };
+            self.with_problem::<E, _>(|p| backward::backward(p, &up))
         };
-        let backward::Gradients { mut dq, dk, diagonal } = self.with_problem::<E, _>(|p| backward::backward(p, &up));
         rotate(&mut dq, None, self.rope_base, &self.backwards());
         let dq = dq.reshape(&[rows, heads * width]);
         add_matrices(&mut dwq, &dq.transpose(0, 1), &self.x, self.narrow);

@@ -178,6 +178,10 @@ fn small(name: &'static str) -> BenchCase {
             let inputs = names.map(|name| (name, heads())).into();
             return BenchCase { inputs, forward: Box::new(forward), ..bench(name) };
         }
+        "cem_attention (per head)" => {
+            let rows = || vec![b, t, g];
+            vec![("x", rows()), ("wq", vec![h, k, g]), ("k", heads()), ("history", rows()), ("d", vec![h, g])]
+        }
         _ => unreachable!("no small {name}"),
     };
     BenchCase { inputs, ..bench(name) }
@@ -185,13 +189,14 @@ fn small(name: &'static str) -> BenchCase {
 
 #[test]
 fn narrow_operators_on_cuda_follow_wide_ones_on_the_cpu() {
-    let cases: [(&str, &[&str]); 6] = [
+    let cases: [(&str, &[&str]); 7] = [
         ("causal_attention", &["v"]),
         ("windowed_prefix_mul", &["g", "v"]),
         ("gate_aggregate_mul", &["g", "v"]),
         ("gau_attention_mul", &["v", "u"]),
         ("mixed_chunk_attention_mul", &["v", "u"]),
         ("dual_attention", &[]),
+        ("cem_attention (per head)", &[]),
     ];
     for device in cuda::Device::for_tests().into_iter().map(Device::Cuda) {
         for (name, stored) in cases {
