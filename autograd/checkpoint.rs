@@ -60,7 +60,7 @@ impl Backward for CheckpointBackward {
         let output = (self.f)(&self.tape, &leaves);
         let mut grads =
             if output.requires_grad() { self.tape.backward_from(&[(&output, dout)]) } else { Gradients::new() };
-        let zeros = |like: &Tensor| Tensor::zeros(like.dtype(), like.shape());
+        let zeros = |like: &Tensor| like.new_full(like.dtype(), like.shape(), 0.0);
         let dinputs: Vec<Option<Tensor>> =
             leaves.iter().map(|x| Some(grads.get(x).cloned().unwrap_or_else(|| zeros(x.value())))).collect();
         let dparams = self.params.iter().map(|p| Some(grads.take(p).unwrap_or_else(|| zeros(p.value()))));

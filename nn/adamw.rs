@@ -91,7 +91,7 @@ impl AdamW {
         let t = self.steps.min(i32::MAX as u64) as i32;
         for ((_, param), grad) in params.iter_mut().zip(all) {
             let (m, v) = self.moments.entry(param.id()).or_insert_with(|| {
-                let zeros = || Tensor::zeros(param.dtype().compute(), param.shape());
+                let zeros = || param.value().new_full(param.dtype().compute(), param.shape(), 0.0);
                 (zeros(), zeros())
             });
             let decay = if param.value().rank() >= 2 { self.weight_decay } else { 0.0 };

@@ -3,12 +3,7 @@
 //! Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, arXiv 1211.5063.
 
 use kumiki_autograd::{Gradients, Param};
-use kumiki_tensor::{Error, Result, Tensor, dispatch, threads};
-
-/// Elements whose squares one task sums; fixed, so that the norm does not depend on the number of threads.
-const CHUNK: usize = 1 << 15;
-/// Sums of a task side by side.
-const LANES: usize = 16;
+use kumiki_tensor::{Error, Result, Tensor, sums_of_squares};
 
 /// Scales all gradients by `max_norm / (norm + 1e-6)` when their common Euclidean norm exceeds `max_norm` (infinity:
 /// only measure), and returns the norm before that. The norm is summed in f64.
@@ -21,38 +16,18 @@ pub fn clip_global_norm(params: &[(String, &mut Param)], grads: &mut Gradients, 
     if max_norm.partial_cmp(&0.0) != Some(std::cmp::Ordering::Greater) {
         return Err(Error::new(format!("the largest gradient norm must be positive, found {max_norm}")));
     }
-    let mut total = 0.0;
-    for (name, param) in params {
-        let Some(grad) = grads.of(param) else { continue };
-        let sum = sum_of_squares(grad);
-        if !sum.is_finite() {
-            return Err(not_finite(name, grad));
-        }
-        total += sum;
+    let all: Vec<(&String, &Tensor)> =
+        params.iter().filter_map(|(name, param)| Some((name, grads.of(param)?))).collect();
+    let sums = sums_of_squares(&all.iter().map(|(_, grad)| *grad).collect::<Vec<_>>());
+    if let Some(i) = sums.iter().position(|sum| !sum.is_finite()) {
+        return Err(not_finite(all[i].0, all[i].1));
     }
+    let total: f64 = sums.iter().sum();
     let norm = total.sqrt();
     if norm > max_norm {
         grads.scale(max_norm / (norm + 1e-6));
     }
     Ok(norm)
-}
-
-fn sum_of_squares(grad: &Tensor) -> f64 {
-    let rows = grad.contiguous();
-    dispatch!(grad.dtype(), E => {
-        let x = rows.as_slice::<E>();
-        let square = |x: &E| kumiki_tensor::Element::to_f64(*x).powi(2);
-        let part = |i: usize| -> f64 {
-            let (lines, rest) = x[i * CHUNK..((i + 1) * CHUNK).min(x.len())].as_chunks::<LANES>();
-            // Sums that do not wait for one another.
-            let mut sums = [0.0; LANES];
-            for line in lines {
-                sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += square(x));
-            }
-            sums.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()
-        };
-        threads::parallel_map(x.len().div_ceil(CHUNK), CHUNK, part).iter().sum()
-    })
 }
 
 fn not_finite(name: &str, grad: &Tensor) -> Error {

@@ -104,7 +104,8 @@ impl Descent {
             let mut change = update(&direction);
             if count < tokens {
                 let mask = Tensor::from_fn::<f64>(&[leading, &[1]].concat(), |i| f64::from(u8::from(active[i])));
-                change = ops::mul(&change, &Var::constant(mask.cast(change.dtype())));
+                let mask = mask.cast(change.dtype()).to(&change.value().device());
+                change = ops::mul(&change, &Var::constant(mask.unwrap_or_else(|error| panic!("{error}"))));
             }
             x = ops::add(&x, &change);
         }

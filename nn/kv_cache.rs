@@ -1,6 +1,6 @@
 //! [`KvCache`]: the keys and values of the tokens before, so that decoding computes only the new ones.
 
-use kumiki_tensor::{Tensor, dispatch};
+use kumiki_tensor::Tensor;
 
 /// Two growing tensors `[B, T, H, K]` and `[B, T, H, G]`.
 #[derive(Clone, Debug, Default)]
@@ -58,24 +58,12 @@ fn extend(mut held: Tensor, len: usize, new: &Tensor) -> Tensor {
     let (wanted, mut shape) = (len + new.dim(1), held.shape().to_vec());
     if wanted > held.dim(1) {
         shape[1] = wanted.max(2 * held.dim(1)).max(16);
-        let mut larger = Tensor::zeros(held.dtype(), &shape);
-        copy_tokens(&mut larger, 0, &held.narrow(1, 0, len));
+        let mut larger = held.new_full(held.dtype(), &shape, 0.0);
+        larger.put(1, 0, &held.narrow(1, 0, len));
         held = larger;
     }
-    copy_tokens(&mut held, len, new);
+    held.put(1, len, new);
     held
-}
-
-fn copy_tokens(target: &mut Tensor, at: usize, source: &Tensor) {
-    let (row, room, tokens) = (target.dim(2) * target.dim(3), target.dim(1), source.dim(1));
-    let source = source.contiguous();
-    dispatch!(target.dtype(), E => {
-        let (to, from) = (target.make_mut::<E>(), source.as_slice::<E>());
-        for b in 0..source.dim(0) {
-            let start = (b * room + at) * row;
-            to[start..start + tokens * row].copy_from_slice(&from[b * tokens * row..(b + 1) * tokens * row]);
-        }
-    });
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! [`Module`]: how a struct of layers lists its parameters by name.
 
 use kumiki_autograd::Param;
-use kumiki_tensor::{DType, Error, Result, Tensor};
+use kumiki_tensor::{DType, Device, Error, Result, Tensor};
 
 /// Something with parameters. The list is what optimisers, checkpoints and counts go by; a tied weight is one
 /// parameter and appears once. [`crate::module!`] writes the implementation from the fields' names.
@@ -31,10 +31,10 @@ pub trait Module {
         self.params().iter().map(|(_, p)| p.value().len()).sum()
     }
 
-    /// Sets every parameter from `source`, by name, converted to the parameter's dtype; all or nothing.
+    /// Sets every parameter from `source`, by name, converted to the parameter's dtype and where it lies; all or nothing.
     ///
     /// # Errors
-    /// Names the parameter that is missing or has another shape.
+    /// Names the parameter that is missing or has another shape; or the device has not enough memory.
     fn load<'a>(&mut self, source: impl Fn(&str) -> Option<&'a Tensor>) -> Result<()>
     where
         Self: Sized,
@@ -48,10 +48,29 @@ pub trait Module {
                     "parameter `{name}` has shape {expected:?}, the value given has {found:?}"
                 )));
             }
-            values.push(value.cast(param.dtype()));
+            values.push(value.cast(param.dtype()).to(&param.value().device())?);
         }
         self.params_mut().into_iter().zip(values).for_each(|((_, param), value)| param.set(value));
         Ok(())
+    }
+
+    /// Moves every parameter to a device; all or nothing.
+    ///
+    /// # Errors
+    /// When the device has not enough memory, or fails.
+    fn to(&mut self, device: &Device) -> Result<()>
+    where
+        Self: Sized,
+    {
+        let values: Vec<Tensor> =
+            self.params().iter().map(|(_, param)| param.value().to(device)).collect::<std::result::Result<_, _>>()?;
+        self.params_mut().into_iter().zip(values).for_each(|((_, param), value)| param.set(value));
+        Ok(())
+    }
+
+    /// Where the parameters lie; the CPU, without any.
+    fn device(&self) -> Device {
+        self.params().first().map_or(Device::Cpu, |(_, param)| param.value().device())
     }
 
     /// Converts every parameter to another float dtype.

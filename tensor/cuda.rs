@@ -23,6 +23,7 @@ static KERNELS: Source = Source {
         "fill" of "float" "double" "bf16" "i64" "unsigned",
         "add_assign" of "float" "double" "bf16",
         "scale" of "float" "double" "bf16",
+        "sum_squares" of "float" "double" "bf16",
         "sum_rows" of "float" "double" "bf16",
         "sum_parts" of "float" "double" "bf16",
     ],
@@ -122,20 +123,14 @@ pub(crate) fn cast(device: &Device, x: &Tensor, dtype: DType) -> Tensor {
     out
 }
 
-/// Tensors of one dtype side by side along an axis, in `shape`.
-pub(crate) fn concat(device: &Device, parts: &[&Tensor], axis: usize, shape: &[usize]) -> Tensor {
-    let mut out = parts[0].new_empty(parts[0].dtype(), shape);
-    let (kernel, row) = (format!("put<{}>", type_name(out.dtype())), shape[axis..].iter().product::<usize>());
-    let mut start = 0;
-    for part in parts {
-        let (part, piece) = (part.contiguous(), part.shape()[axis..].iter().product::<usize>());
-        let sizes = [piece, row, start, part.len()].map(|n| Arg::I64(n as i64));
-        let args = [&[part.cuda_in(), out.cuda_out()], &sizes[..]].concat();
-        // SAFETY: `put(const T *, T *, i64 piece, i64 row, i64 start, i64 count)` writes the part's place in each row.
-        unsafe { launch(device, &KERNELS, &kernel, over(part.len()), &args) };
-        start += piece;
-    }
-    out
+/// Pieces of a contiguous `part`, one for each row of `out`, to the elements from `start` on; `out` is contiguous, in storage of
+/// its own.
+pub(crate) fn put(device: &Device, part: &Tensor, out: &mut Tensor, [piece, row, start]: [usize; 3]) {
+    let kernel = format!("put<{}>", type_name(out.dtype()));
+    let sizes = [piece, row, start, part.len()].map(|n| Arg::I64(n as i64));
+    let args = [&[part.cuda_in(), out.cuda_out()], &sizes[..]].concat();
+    // SAFETY: `put(const T *, T *, i64 piece, i64 row, i64 start, i64 count)` writes the part's place in each row.
+    unsafe { launch(device, &KERNELS, &kernel, over(part.len()), &args) };
 }
 
 pub(crate) fn fill(device: &Device, out: &mut Tensor, value: f64) {
@@ -185,6 +180,24 @@ pub(crate) fn sum_rows(device: &Device, x: &Tensor, [rows, columns]: [usize; 2],
         let args = [partial.cuda_in(), out.cuda_out(), Arg::I64(parts as i64), Arg::I64(columns)];
         launch(device, &KERNELS, &format!("sum_parts<{name}>"), over(columns as usize), &args);
     }
+}
+
+/// `Σ x²` of a contiguous tensor, as a tensor `[1]` of F64.
+pub(crate) fn sum_of_squares(device: &Device, x: &Tensor) -> Tensor {
+    // Fixed by the size, as the order of sums is.
+    let parts = x.len().div_ceil(16 * THREADS as usize).clamp(1, 1024);
+    let mut partial = x.new_empty(DType::F64, &[parts]);
+    let mut out = x.new_empty(DType::F64, &[1]);
+    let (kernel, count) = (format!("sum_squares<{}>", type_name(x.dtype())), x.len() as i64);
+    // SAFETY: `sum_squares(const T *, double *, i64)` writes a number of each block, and `sum_parts(const double *, T *,
+    // i64 parts, i64 columns)` reads them.
+    unsafe {
+        let args = [x.cuda_in(), partial.cuda_out(), Arg::I64(count)];
+        launch(device, &KERNELS, &kernel, Launch::of(parts as u32, THREADS), &args);
+        let args = [partial.cuda_in(), out.cuda_out(), Arg::I64(parts as i64), Arg::I64(1)];
+        launch(device, &KERNELS, "sum_parts<double>", over(1), &args);
+    }
+    out
 }
 
 #[cfg(test)]
@@ -239,6 +252,21 @@ mod tests {
     }
 
     #[test]
+    fn squares_are_summed_as_on_the_cpu() {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            for shape in [&[0, 3][..], &[1], &[301, 70]] {
+                let x = Rng::new(6).normal(DType::F64, shape, 0.0, 3.0).cast(dtype);
+                let expected = crate::sums_of_squares(&[&x, &x.transpose(0, x.rank() - 1)]);
+                on_devices(&x, |there| {
+                    let found = crate::sums_of_squares(&[there, &there.transpose(0, x.rank() - 1)]);
+                    let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12 * b;
+                    assert!(found.len() == 2 && found.iter().zip(&expected).all(close), "{found:?} {expected:?}");
+                });
+            }
+        }
+    }
+
+    #[test]
     fn parts_stand_side_by_side() {
         for dtype in [DType::F32, DType::BF16, DType::I64] {
             let x = Rng::new(5).normal(DType::F64, &[3, 4, 2], 0.0, 9.0).cast(dtype);
@@ -246,6 +274,12 @@ mod tests {
                 for axis in 0..3 {
                     let of = |x: &Tensor| crate::concat(&[x, &x.narrow(axis, 1, 1), &x.narrow(axis, 0, 0)], axis);
                     assert_eq!((of(there).shape(), of(there).to_f64_vec()), (of(&x).shape(), of(&x).to_f64_vec()));
+                    let over = |x: &Tensor| {
+                        let mut changed = x.clone();
+                        changed.put(axis, 1, &x.narrow(axis, 0, 1));
+                        [changed.to_f64_vec(), x.to_f64_vec()]
+                    };
+                    assert_eq!(over(there), over(&x));
                 }
             });
         }

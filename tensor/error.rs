@@ -34,3 +34,9 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<kumiki_gpu::Error> for Error {
+    fn from(error: kumiki_gpu::Error) -> Error {
+        Error::new(error.to_string())
+    }
+}

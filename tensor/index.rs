@@ -25,26 +25,48 @@ pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
         );
     }
     shape[axis] = parts.iter().map(|p| p.dim(axis)).sum();
-    let outer: usize = shape[..axis].iter().product();
-    if let Some(device) = first.cuda() {
-        return crate::cuda::concat(device, parts, axis, &shape);
+    let mut out = first.new_empty(first.dtype(), &shape);
+    let mut start = 0;
+    for part in parts {
+        out.put(axis, start, part);
+        start += part.dim(axis);
     }
-    let mut out = Tensor::empty(first.dtype(), &shape);
-    dispatch!(first.dtype(), E => {
-        let row: usize = shape[axis..].iter().product();
-        let y = out.as_mut_slice::<E>();
-        let mut start = 0;
-        for part in parts {
-            let part = part.contiguous();
-            let x = part.as_slice::<E>();
-            let piece: usize = part.shape()[axis..].iter().product();
-            for i in 0..outer {
-                y[i * row + start..i * row + start + piece].copy_from_slice(&x[i * piece..(i + 1) * piece]);
-            }
-            start += piece;
-        }
-    });
     out
+}
+
+impl Tensor {
+    /// Writes `part` over the positions from `start` on along `axis`; what shares the storage keeps what it had.
+    ///
+    /// # Panics
+    /// When dtypes, or shapes but for that axis, differ, or the part is longer than what is there.
+    #[track_caller]
+    pub fn put(&mut self, axis: usize, start: usize, part: &Tensor) {
+        let shape = self.shape().to_vec();
+        let fits = part.rank() == shape.len()
+            && axis < shape.len()
+            && (0..shape.len()).all(|a| a == axis || part.dim(a) == shape[a])
+            && start + part.dim(axis) <= shape[axis];
+        assert!(
+            fits && part.dtype() == self.dtype(),
+            "put: from {start} on along axis {axis}, {:?} {} does not fit into {shape:?} {}",
+            part.shape(),
+            part.dtype(),
+            self.dtype()
+        );
+        self.own();
+        let part = part.contiguous();
+        let [row, piece, outer] = [&shape[axis..], &part.shape()[axis..], &shape[..axis]].map(|s| s.iter().product());
+        let at = start * shape[axis + 1..].iter().product::<usize>();
+        if let Some(device) = self.cuda().cloned() {
+            return crate::cuda::put(&device, &part, self, [piece, row, at]);
+        }
+        dispatch!(self.dtype(), E => {
+            let (x, y) = (part.as_slice::<E>(), self.as_mut_slice::<E>());
+            for i in 0..outer {
+                y[i * row + at..][..piece].copy_from_slice(&x[i * piece..][..piece]);
+            }
+        });
+    }
 }
 
 /// The indices as `usize`, checked against the size of the axis that they select from.

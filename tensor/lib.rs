@@ -28,6 +28,7 @@ pub use dtype::{DType, Element, bf16, round_to_bf16, widen_bf16};
 pub use error::{Error, Result};
 pub use huge_pages::prefer_huge_pages;
 pub use index::concat;
+pub use reduce::sums_of_squares;
 pub use rng::{Rng, RngState};
 pub use storage::{MemoryStats, memory_stats, poison_fresh_buffers, release_cached_memory, reset_peak};
 pub use tensor::Tensor;

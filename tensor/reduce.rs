@@ -11,6 +11,37 @@ const ROWS: usize = 128;
 /// Elements that one task scales.
 const SCALED: usize = 1 << 15;
 
+/// Elements whose squares one task sums; fixed, so that sums do not depend on the number of threads.
+const SQUARED: usize = 1 << 15;
+
+/// `Σ x²` of each tensor, in f64 and in a fixed order; they lie on one device, from which all sums come in one copy.
+pub fn sums_of_squares(tensors: &[&Tensor]) -> Vec<f64> {
+    let on_device = |x: &&Tensor| x.cuda().map(|device| cuda::sum_of_squares(device, &x.contiguous()));
+    let there: Vec<Tensor> = tensors.iter().filter_map(on_device).collect();
+    if there.is_empty() {
+        return tensors.iter().map(|x| sum_of_squares(&x.contiguous())).collect();
+    }
+    crate::concat(&there.iter().collect::<Vec<_>>(), 0).to_f64_vec()
+}
+
+fn sum_of_squares(x: &Tensor) -> f64 {
+    // Sums that do not wait for one another.
+    const LANES: usize = 16;
+    dispatch!(x.dtype(), E => {
+        let x = x.as_slice::<E>();
+        let square = |x: &E| x.to_f64().powi(2);
+        let part = |i: usize| -> f64 {
+            let (lines, rest) = x[i * SQUARED..((i + 1) * SQUARED).min(x.len())].as_chunks::<LANES>();
+            let mut sums = [0.0; LANES];
+            for line in lines {
+                sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += square(x));
+            }
+            sums.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()
+        };
+        threads::parallel_map(x.len().div_ceil(SQUARED), SQUARED, part).iter().sum()
+    })
+}
+
 impl Tensor {
     /// `self += other`, elementwise, in place when nobody else holds the storage.
     ///

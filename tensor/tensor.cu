@@ -37,6 +37,15 @@ template <class T> __global__ void scale(T *__restrict__ x, double factor, i64 c
     GRID_STRIDE(i, count) x[i] = narrow<T>(widen(x[i]) * Sum<T>(factor));
 }
 
+// A sum of squares for each block.
+template <class T> __global__ void sum_squares(const T *__restrict__ x, double *__restrict__ partial, i64 count) {
+    SHARED(double, scratch, [32]);
+    double sum = 0;
+    GRID_STRIDE(i, count) sum += double(widen(x[i])) * double(widen(x[i]));
+    sum = block_reduce(sum, scratch, Plus());
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
 template <class T>
 __global__ void sum_rows(const T *__restrict__ x, double *__restrict__ partial, i64 rows, i64 columns, i64 step) {
     sum_columns([=](i64 row, i64 column) { return double(widen(x[row * columns + column])); }, partial, rows, columns, step);
